@@ -169,6 +169,7 @@ def attention_weights(
     """
     scalars.whole_number("layer", layer, 0)
     parsed = read(config)
+    check_known(parsed)
     facts = replace(parsed.attention, bidirectional_tokens=None)  # a matter of the mask alone
     options = layer_options(parsed, facts, layer, None)
     return layer_weights(tensors, options, parsed.model_type, layer)

@@ -18,7 +18,8 @@ from rope_cpu.configs.rope_parameters import is_latent
 FACTS: Mapping[str, Any] = data("attention.json")
 
 # Letters of a class' name that follow those of its family, and ends that only model types have.
-_CLASS_KIND = "(text|vision)?(lmhead|encoder)?(model)?(for.+)?"
+# Other tasks than these have an attention of their own, such as the blocks of diffusion.
+_CLASS_KIND = "(text|vision)?(lmhead)?(model)?(for(?!.*(diffusion|bidirectional|eagle|draft)).+)?"
 _TYPE_END = re.compile("(_text|_model|_module)+$")
 
 # Names of layer types whose queries attend to all keys, or to those of a window.

@@ -444,7 +444,8 @@ def _refuse_unread(metadata: Metadata, full: Rotation) -> None:
     for key, value in {**metadata.values, **metadata.overrides}.items():
         names_rotation = is_rotation_key(key) or str(key).startswith("attention.key_length")
         is_wanted = key in metadata.overrides or (names_rotation and key not in inert)
-        is_close = any(_is_close(value, number) for number in neutral.get(key, (0, 1)))
+        usual = () if key in metadata.overrides else (0, 1)
+        is_close = any(_is_close(value, number) for number in neutral.get(key, usual))
         if is_wanted and key not in metadata.read and not is_close:
             raise metadata.error(key, "be left out, as llama.cpp does not use it here")
 

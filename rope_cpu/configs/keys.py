@@ -100,9 +100,8 @@ def refuse_unread(text: Mapping[str, Any], facts: ModelFacts | None, read: Colle
     that the quirks of the model type read.
     """
     row = facts or ModelFacts()
-    known = {*KEYS["read"], *read, *_keys_of_row(row)}
-    if facts is None:
-        known.update(KEYS["widths_of_slices"])
+    slices = () if facts else KEYS["widths_of_slices"]
+    known = {*KEYS["read"], *slices, *read, *_keys_of_row(row)}
     defaults = {**row.defaults, **row.mrope}
     for key, value in text.items():
         is_known = key in known or is_neutral(key, value) or defaults.get(key) == value

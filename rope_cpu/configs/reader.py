@@ -78,11 +78,8 @@ def _parse(raw: Mapping[str, Any]) -> ModelConfig:
 def _missing_file(name: str) -> ValueError:
     """Return the error for a path without a config, which may be the name of a repository."""
     text = f"`config` is {shown(name)}, which is neither a file nor a folder with a config.json"
-    if not _REPOSITORY.fullmatch(name):
-        return ValueError(text)
-    return ValueError(
-        f"{text}; nothing is downloaded: give the path that `hf download {name} config.json` prints"
-    )
+    hint = f"; nothing is downloaded: give the path that `hf download {name} config.json` prints"
+    return ValueError(text + (hint if _REPOSITORY.fullmatch(name) else ""))
 
 
 def load(config: str | PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:

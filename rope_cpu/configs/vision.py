@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rope_cpu.arguments.errors import ArgumentError
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
 from rope_cpu.arguments.texts import shown
 from rope_cpu.configs import multi_axis
-from rope_cpu.configs.keys import SECTIONS
+from rope_cpu.configs.keys import SECTIONS, check_containers
 from rope_cpu.configs.model_types import REFUSED as NO_ROTATION
 from rope_cpu.configs.model_types import data, reasons_by_type
 from rope_cpu.configs.multi_axis import MultiAxisConfig, Row
@@ -111,6 +111,9 @@ def tower(config: Config) -> dict[str, Any]:
     >>> part["model_type"]
     'qwen2_vl_vision'
     """
+    if not isinstance(config, Mapping):
+        raise ArgumentTypeError("config", config, "be the content of a config file")
+    check_containers(config)
     thinker = config.get("thinker_config")
     config = thinker if isinstance(thinker, Mapping) else config
     part = config.get("vision_config")

@@ -248,7 +248,8 @@ class RotaryEmbedding:
             keys are "rope.scaling.type" for `--rope-scaling`, "rope.scaling.factor" for
             `--rope-scale` and 1 / `--rope-freq-scale`, "rope.scaling.original_context_length" for
             `--yarn-orig-ctx`, and "rope.scaling.yarn_ext_factor", "…yarn_attn_factor",
-            "…yarn_beta_slow" and "…yarn_beta_fast".
+            "…yarn_beta_slow" and "…yarn_beta_fast". Where layers with a window have a scaling of
+            their own, the rotation is that of `layer_type="full_attention"` alone.
 
         Raises
         ------

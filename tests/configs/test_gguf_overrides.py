@@ -30,6 +30,7 @@ def overridden(folder, overrides, architecture="llama", values=WIDTH, tensors=No
         ({"rope.freq_base": 1e6}, 1e6, None),
         ({FACTOR: 8.0}, 5e5, {"rope_type": "linear", "factor": 8.0}),
         ({TYPE: "none"}, 5e5, None),
+        ({"rope.freq_base": None, FACTOR: None}, 5e5, None),
         ({"rope.freq_base": 2e4, FACTOR: 2}, 2e4, {"rope_type": "linear", "factor": 2.0}),
     ],
 )

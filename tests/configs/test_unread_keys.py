@@ -38,6 +38,7 @@ UNKNOWN: list[tuple[str, Any]] = [
     ("alibi", True),
     ("use_alibi", True),
     ("use_rope", False),
+    ("nope", True),
     ("rope", False),
     ("use_rotary_embeddings", False),
     ("position_embedding_type", "alibi"),
@@ -61,6 +62,11 @@ KNOWN: list[tuple[dict[str, Any], str, Any]] = [
     (LLAMA, "rotary_pct", 0.25),
     (LLAMA, "rope_local_base_freq", 1e4),
     (LLAMA, "use_rope", False),
+    (LLAMA, "alibi", 1),
+    (LLAMA, "no_rope", 1),
+    (LLAMA, "qk_rope_head_dim", 64),
+    ({"model_type": "seed_oss"}, "head_dim", None),
+    ({"model_type": "glm4"}, "partial_rotary_factor", None),
     ({"model_type": "gptj"}, "rotary_pct", 0.25),
     ({"model_type": "plamo3", "rope_theta": 1e4}, "rope_scaling_factor", 4.0),
     ({"model_type": "molmo2_text"}, "rope_scaling_layers", [0, 1]),
@@ -115,6 +121,27 @@ def test_a_neutral_value_changes_nothing(keys, neutral):
     keys = {key: value for key, value in keys.items() if key != "interleaved"}
     given = read(keys, neutral, interleaved=interleaved)
     assert given == read(keys, interleaved=interleaved)
+
+
+def test_a_file_cannot_set_what_a_row_says():
+    keys = {"by_layer_type": {"full_attention": {"head_dim": "hidden_size"}}}
+    layers = {"layer_type": "full_attention"}
+    gemma4 = {"model_type": "gemma4_text"}
+    assert read(gemma4, keys, **layers) == read(gemma4, **layers)
+    with pytest.raises(ValueError, match="`rotation_sign` is -1"):
+        read(LLAMA, {"rotation_sign": -1})
+
+
+def test_copies_in_a_section_and_ignored_keys_of_the_part_are_no_harm():
+    section = {"rope_type": "default", "rope_theta": 5e5}
+    part = {"model_type": "llama", "head_dim": 64, "rope_parameters": section}
+    whole = {"model_type": "llava", "rope_theta": 5e5, "text_config": part}
+    assert read(whole) == read(part)
+    part = {"model_type": "paddleocr_vl_text"}
+    whole = {"model_type": "paddleocr_vl", "use_3d_rope": True, "text_config": part}
+    assert read(whole) == read(part)
+    dbrx = {"model_type": "dbrx", "d_model": 6144, "attn_config": {"rope_theta": 5e5}}
+    assert read(dbrx).head_dim == 384  # the base is where its row says
 
 
 PART = {"model_type": "llama", "head_dim": 64, "num_attention_heads": 4, "rope_theta": 5e5}

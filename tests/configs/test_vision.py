@@ -272,3 +272,9 @@ def test_encoders_that_rotate_nothing_are_told_apart(config):
 def test_a_key_of_a_rotation_that_the_tower_does_not_read_is_refused(config, key):
     with pytest.raises(ValueError, match=rf"^`{key}` is"):
         reader.read(config).spec()
+
+
+@pytest.mark.parametrize("config", [[], 5, None, {"model_type": ["llava"], "vision_config": {}}])
+def test_the_config_of_a_tower_is_an_object(config):
+    with pytest.raises(TypeError, match=r"`(config|model_type)` is"):
+        vision.tower(config)

@@ -265,7 +265,8 @@ def class_names():
 
 
 def test_classes_of_transformers_are_those_of_their_model_types():
-    for model_type, name in class_names():
+    # The encoder of T5Gemma is no class of the decoder, whose attention is answered.
+    for model_type, name in set(class_names()) - {("t5gemma", "T5GemmaEncoderModel")}:
         source = {"model_type": model_type, "architectures": [name]}
         other = Attention.from_values({model_type}, {}, source).other
         assert other is None or "architectures" not in other, name
