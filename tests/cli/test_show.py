@@ -207,7 +207,7 @@ def test_the_attention_of_an_unknown_type_is_not_known(flag, shown):
 @pytest.mark.parametrize(
     "change",
     [
-        {"model_type": "llama", "head_dim": 64},
+        {"model_type": "llama", "head_dim": 64, "qk_rope_head_dim": None},
         with_yarn(mscale_all_dim=0),
         with_yarn(mscale=None, mscale_all_dim=None),
         {"use_mla": False, "head_dim": 64},
