@@ -104,8 +104,8 @@ def refuse_unread(text: Mapping[str, Any], facts: ModelFacts | None, read: Colle
     known = {*KEYS["read"], *slices, *read, *_keys_of_row(row)}
     defaults = {**row.defaults, **row.mrope}
     for key, value in text.items():
-        is_known = key in known or is_neutral(key, value) or defaults.get(key) == value
-        if not is_known and is_rotation_key(key):
+        is_known = key in known or defaults.get(key) == value
+        if is_rotation_key(key) and not is_known and not is_neutral(key, value):
             model_type = shown(text.get("model_type"))
             rule = f"be left out if the code of `model_type` {model_type} ignores it"
             if facts is None:
@@ -127,8 +127,8 @@ def refuse_unread_beside(
     for key, value in whole.items():
         copies = (part, *(section for _, section in objects(part)))
         is_copy = any(copy.get(key) == value for copy in copies)
-        is_read = key in ignored or is_neutral(key, value) or is_copy
-        if is_rotation_key(key) and not is_read:
+        is_read = key in ignored or is_copy
+        if is_rotation_key(key) and not is_read and not is_neutral(key, value):
             rule = f"be in `{part_key}`, which is read without it, or be left out"
             raise ArgumentError(cut(key), value, rule)
 
@@ -140,8 +140,8 @@ def is_rotation_key(key: Any) -> bool:
 
 def is_neutral(key: str, value: Any) -> bool:
     """Return True for a value that leaves the rotation as it is without the key."""
-    if isinstance(value, bool) or (value == 1 and re.search(KEYS["flags"], key)):
-        return bool(value) is (_ASKS.fullmatch(key) is not None)
+    if isinstance(value, bool) or (value == 1 and re.search(KEYS["flags"], str(key))):
+        return bool(value) is (_ASKS.fullmatch(str(key)) is not None)
     if isinstance(value, int | float):
         return value == 1
     return value in (None, "default", "rope", "rotary", "") or value in ({}, [], ())

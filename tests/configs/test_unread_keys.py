@@ -123,6 +123,15 @@ def test_a_neutral_value_changes_nothing(keys, neutral):
     assert given == read(keys, interleaved=interleaved)
 
 
+@pytest.mark.parametrize("keys", [LLAMA, {"model_type": "pixtral", "hidden_size": 64}], ids=str)
+def test_other_keys_than_names_are_passed_over(keys):
+    few = {"num_attention_heads": 4}
+    numbered = {1: 1, 2: True, ("rope", 2): 2.0}
+    assert read(few, keys, numbered) == read(few, keys)
+    whole = {"model_type": "llava", "text_config": LLAMA}
+    assert read(whole, numbered) == read(whole)
+
+
 def test_a_file_cannot_set_what_a_row_says():
     keys = {"by_layer_type": {"full_attention": {"head_dim": "hidden_size"}}}
     layers = {"layer_type": "full_attention"}
