@@ -124,8 +124,8 @@ def refuse_unread_beside(
     A copy of a key of that object is no harm, nor one that the type of the whole ignores.
     """
     part = whole[part_key]
+    copies = (part, *(section for _, section in objects(part)))
     for key, value in whole.items():
-        copies = (part, *(section for _, section in objects(part)))
         is_copy = any(copy.get(key) == value for copy in copies)
         is_read = key in ignored or is_copy
         if is_rotation_key(key) and not is_read and not is_neutral(key, value):
@@ -150,17 +150,18 @@ def is_neutral(key: str, value: Any) -> bool:
 def _keys_of_row(facts: ModelFacts) -> set[str]:
     """Return the keys that the row of a model type reads, or lists as ignored."""
     partial = facts.partial.values()
-    keys = {*facts.theta.values(), *partial, *facts.refuse, *facts.ignored}
-    keys |= {*facts.names.values(), *facts.unrotated.values(), str(facts.interleaved)}
+    keys: set[Any] = {*facts.theta.values(), *partial, *facts.refuse, *facts.ignored}
+    keys |= {*facts.names.values(), *facts.unrotated.values(), facts.interleaved}
     keys |= facts.defaults.keys() & KEYS["widths_of_slices"]
     if not facts.theta:
         keys.add("rope_theta")
+    # A width goes before the share, which is read where neither the file nor the row has the width.
     fills_share = any(key.endswith("_dim") and key not in facts.defaults for key in partial)
     if fills_share or (not partial and facts.has_layer_sections):
         keys.add("partial_rotary_factor")
     if not facts.unrotated and not facts.has_layer_sections:
         keys.update(KEYS["layers"])
-    return {key.partition(".")[0] for key in keys}
+    return {key.partition(".")[0] for key in keys if isinstance(key, str)}
 
 
 @cache

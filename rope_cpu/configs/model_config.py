@@ -1,9 +1,8 @@
 """`ModelConfig`: a parsed config, for `from_config`, the commands, the export and the benchmarks.
 
 Each kind of file has an adapter, a module with a subclass of `ModelConfig` and a function `parse`
-that makes it from the raw keys: `text`, `multi_axis` (rows found by `vision`), and
-`gguf` for GGUF files.
-`reader` chooses one.
+that makes it from the raw keys: `text`, `vision` (whose rows `multi_axis` interprets), and `gguf`
+for GGUF files. `reader` chooses one.
 """
 
 from __future__ import annotations

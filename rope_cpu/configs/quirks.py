@@ -1,7 +1,7 @@
-"""Differences of single model types' code: each a function from a config to a plainer one.
+"""Differences of single model types' code: each a function from a config to one in standard keys.
 
-A quirk gets the keys of a file under standard names, without nulls, and returns them with its own
-keys replaced by standard ones. The table of model types has all that is common to several types.
+A quirk gets the keys of a file under standard names, without nulls. It returns them with standard
+keys for its own, or refuses them. The table of model types has what is common to several types.
 """
 
 from __future__ import annotations
