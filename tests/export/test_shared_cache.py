@@ -317,7 +317,7 @@ def test_chunks_need_a_runtime_that_takes_them(monkeypatch):
         export.export_attention(ROPE, **SHARED, target="ort", batch_chunks=True)
     model = export.export_attention(ROPE, **SHARED, target="ort")
     (node,) = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]
-    assert len(node.input) == 11
+    assert len(node.input) == 9
     report = export.validate(model, ROPE)
     assert report.passed
     assert "chunks of a batch" not in str(report)
