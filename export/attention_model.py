@@ -144,7 +144,7 @@ def export_attention(
         Opset of the model; by default the lowest that the target supports.
     name_prefix : str
         Prefix of all names in the graph, inputs and outputs included, and of the metadata keys, so
-        that `onnx.compose.merge_models` joins layers: "layers.0." for example.
+        that `merge` joins layers: "layers.0." for example.
     metadata : mapping of str to str, optional
         Further metadata entries of the model. Keys that the export itself writes are refused.
 
