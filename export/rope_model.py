@@ -232,7 +232,8 @@ def _input_ids(graph: Graph, rope: RotaryEmbedding, layout: str, sizes: tuple[st
     shape = graph.node("Mul", [sequence, graph.ints(0, 1, *coordinates)], "ids_shape")
     ids = graph.node("Reshape", ["position_ids", shape], "ids")
     axes = [rope.axes] if coordinates else []
-    graph.value_info(ids, np.int64, [BATCH, SEQUENCE, *axes])
+    # Not BATCH: onnxruntime gives values of equal sizes one buffer, and the ids may have one row.
+    graph.value_info(ids, np.int64, ["ids_batch_size", SEQUENCE, *axes])
     return ids
 
 
