@@ -17,7 +17,17 @@ from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64
 
 from .checks import check_arrays, check_attention, check_rotary_embedding, plain_attention_options
-from .graph import BATCH, CAPACITY, PAST, SEQUENCE, TOTAL, Graph, relayout, tensor_shape
+from .graph import (
+    BATCH,
+    CAPACITY,
+    PAST,
+    SEQUENCE,
+    TOTAL,
+    Graph,
+    four_axes,
+    relayout,
+    tensor_shape,
+)
 from .metadata import ATTENTION_DESCRIPTIONS, attention_text, model_metadata, rotation_text
 from .nodes import (
     MASK_INPUT,
@@ -83,10 +93,11 @@ def export_attention(
         num_kv_heads is num_heads.
     target : {"onnx", "primitive", "ort"}
         "onnx": Attention and RotaryEmbedding, opset 23. "primitive": operators of opset 14; the
-        only target in float64. "ort": com.microsoft GroupQueryAttention, which rotates too. That
-        one needs `max_positions`, positions "past", `causal`, a head_dim and a rotary_dim that are
-        multiples of 16, and a v_head_dim equal to head_dim; several new tokens on a growing past
-        need a batch of 1.
+        only target in float64. "ort": com.microsoft GroupQueryAttention. That one needs `causal`, a
+        head_dim that is a multiple of 8, and a v_head_dim equal to head_dim; several new tokens on
+        a growing past need a batch of 1. It rotates too where it has `max_positions`, positions
+        "past", and a head_dim and a rotary_dim that are multiples of 16; elsewhere q and k are
+        rotated before it.
     dtype : dtype
         Dtype of inputs and outputs: float32, float16, bfloat16 or float64. float16 and bfloat16 are
         computed in float32.
@@ -378,9 +389,14 @@ class _ModelBuilder:
         with graph.scope(name):
             if projected:
                 x = self._project(x, name)
-            x = relayout(graph, x, self.options.layout, self.target.attention_layout, heads, width)
+            layout = self.options.layout
+            attention_layout = self.target.attention_layout
             if self.options.qk_norm != "none" and name != "v":
+                by_head = four_axes(attention_layout)
+                x = relayout(graph, x, layout, by_head, heads, width)
                 x = self._norm(x, name, width)
+                layout = by_head
+            x = relayout(graph, x, layout, attention_layout, heads, width)
             if name == "v":
                 is_rounded = projected and self.options.cache_dtype is None
                 return self._round_as_cached(x) if is_rounded else x
