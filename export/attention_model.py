@@ -25,6 +25,7 @@ from .graph import (
     TOTAL,
     TOTAL_OF_ROWS,
     Graph,
+    four_axes,
     relayout,
     tensor_shape,
 )
@@ -98,10 +99,11 @@ def export_attention(
         num_kv_heads is num_heads.
     target : {"onnx", "primitive", "ort"}
         "onnx": Attention and RotaryEmbedding, opset 23. "primitive": operators of opset 14; the
-        only target in float64. "ort": com.microsoft GroupQueryAttention, which rotates too. That
-        one needs `max_positions`, positions "past", `causal`, a head_dim and a rotary_dim that are
-        multiples of 16, and a v_head_dim equal to head_dim; several new tokens on a growing past
-        need a batch of 1.
+        only target in float64. "ort": com.microsoft GroupQueryAttention. That one needs `causal`, a
+        head_dim that is a multiple of 8, and a v_head_dim equal to head_dim; several new tokens on
+        a growing past need a batch of 1. It rotates too where it has `max_positions`, positions
+        "past", and a head_dim and a rotary_dim that are multiples of 16; elsewhere q and k are
+        rotated before it.
     dtype : dtype
         Dtype of inputs and outputs: float32, float16, bfloat16 or float64. float16 and bfloat16 are
         computed in float32.
@@ -434,9 +436,14 @@ class _ModelBuilder:
         with graph.scope(name):
             if projected:
                 x = self._project(x, name)
-            x = relayout(graph, x, self.options.layout, self.target.attention_layout, heads, width)
+            layout = self.options.layout
+            attention_layout = self.target.attention_layout
             if self.options.qk_norm != "none" and name != "v":
+                by_head = four_axes(attention_layout)
+                x = relayout(graph, x, layout, by_head, heads, width)
                 x = self._norm(x, name, width)
+                layout = by_head
+            x = relayout(graph, x, layout, attention_layout, heads, width)
             if name == "v":
                 is_rounded = projected and self.options.cache_dtype is None
                 return self._round_as_cached(x) if is_rounded else x

@@ -38,13 +38,6 @@ def cache(request):
     return request.param
 
 
-@pytest.fixture(autouse=True)
-def _skip_what_ort_refuses(request):
-    params = getattr(request.node, "callspec", None)
-    if params and params.params.get("target") == "ort" and params.params.get("cache") != "shared":
-        pytest.skip("refused")
-
-
 def names(values):
     return [value.name for value in values]
 
@@ -63,8 +56,6 @@ def test_names_are_those_of_optimum(target, cache):
 
 
 def test_position_ids_keep_their_name(target, cache):
-    if target == "ort":
-        pytest.skip("refused")
     model = export.export_attention(
         ROPE, **OPTIONS, target=target, cache=cache, positions="position_ids", name_prefix="a."
     )

@@ -16,6 +16,7 @@ from rope_cpu.export.targets.ort import runtime_takes_query_lengths
 from rope_cpu.export.validation import session as runtime
 
 ROPE = RotaryEmbedding(32, rope_theta=500.0)
+MROPE = RotaryEmbedding.mrope(32, [8, 4, 4], rope_theta=500.0)
 SHARED = {
     "num_heads": 4,
     "num_kv_heads": 2,
@@ -248,15 +249,17 @@ def test_buffers_of_different_capacity_are_refused(target, rng):
         session.run(None, feeds)
 
 
-@pytest.mark.parametrize("target", SEPARATE)
+@pytest.mark.parametrize("rope", [ROPE, MROPE, RotaryEmbedding.axial(32)], ids=str)
 @pytest.mark.parametrize("table", [None, 64])
-def test_positions_that_are_inputs(target, table, rng):
+def test_positions_that_are_inputs(target, table, rope, rng):
     tensors, buffers = draw(rng)
-    positions = rng.integers(0, 64, (3, TOKENS))
+    coordinates = (rope.axes,) if rope.axes > 1 else ()
+    positions = rng.integers(0, 64, (3, TOKENS, *coordinates))
     options = SHARED | {"max_positions": table}
-    model = export.export_attention(ROPE, **options, target=target, positions="position_ids")
-    want = attention(ROPE, *tensors, positions, "float32")
-    for past, count in CHUNKS:
+    model = export.export_attention(rope, **options, target=target, positions="position_ids")
+    want = attention(rope, *tensors, positions, "float32")
+    takes_chunks = target != "ort" or runtime_takes_query_lengths()
+    for past, count in CHUNKS if takes_chunks else STEPS["rows of different length"]:
         first = np.array(past)
         arrays = {"position_ids": tokens_at(positions, first, count)}
         ((_, _, result),) = bound_steps(model, tensors, buffers, [(past, count)], arrays)
@@ -285,6 +288,7 @@ def test_numbers_behind_the_rows_have_no_effect(target, rng):
         {"target": "ort", "cache_dtype": "int8", "sinks": "input", "window": 3},
         {"target": "ort", "cache_dtype": "int8", "dtype": DTYPES["bfloat16"]},
         {"target": "ort", "batch_chunks": False, "softcap": 2.0},
+        {"target": "ort", "positions": "position_ids", "cache_dtype": "int8", "window": 3},
     ],
     ids=str,
 )
