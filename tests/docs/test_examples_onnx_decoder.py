@@ -17,7 +17,6 @@ PROMPT = 8
 STEPS = 64
 LENGTH = PROMPT + STEPS
 
-CASES = [(target, "shared") for target in TARGETS] + [("onnx", "growing"), ("primitive", "growing")]
 SIZES = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -203,7 +202,8 @@ def generated(session, prompts, cache):
     return tokens, np.stack(all_logits, axis=1)
 
 
-@pytest.mark.parametrize(("target", "cache"), CASES)
+@pytest.mark.parametrize("cache", ["growing", "shared"])
+@pytest.mark.parametrize("target", TARGETS)
 def test_64_tokens_are_decoded_as_in_numpy(checkpoint, rng, tmp_path, target, cache):
     folder, config, tensors = checkpoint
     out = tmp_path / "out"
@@ -212,7 +212,7 @@ def test_64_tokens_are_decoded_as_in_numpy(checkpoint, rng, tmp_path, target, ca
     session = onnxruntime.InferenceSession(
         out / "onnx" / "model.onnx", providers=["CPUExecutionProvider"]
     )
-    lengths = [PROMPT] if target == "ort" else [PROMPT, PROMPT - 3]
+    lengths = [PROMPT] if (target, cache) == ("ort", "shared") else [PROMPT, PROMPT - 3]
     prompts = [rng.integers(0, config["vocab_size"], length).tolist() for length in lengths]
     for tokens, logits in zip(*generated(session, prompts, cache), strict=True):
         exact, rounded = (
