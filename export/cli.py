@@ -41,7 +41,7 @@ from .targets import TARGETS
 from .validation.validate import MAX_SEED
 
 GRAPH_OPTIONS = ("target", "dtype", "layout", "positions", "max_positions", "opset")
-ATTENTION_GRAPH_OPTIONS = ("mask", "cache", "cache_dtype", "name_prefix")
+ATTENTION_GRAPH_OPTIONS = ("mask", "cache", "cache_dtype", "batch_chunks", "name_prefix")
 ATTENTION_OPTIONS = ("weights", *ATTENTION_GRAPH_OPTIONS)
 
 # Names for --set, fields of `Attention`: numbers, truth values, and parts of a model's attention
@@ -159,6 +159,13 @@ def _add_attention_arguments(parser: argparse.ArgumentParser) -> None:
         "--cache-dtype",
         choices=("int8",),
         help="dtype of a shared cache, with scales as inputs (default: that of --dtype)",
+    )
+    group.add_argument(
+        "--batch-chunks",
+        action="store_true",
+        default=None,
+        help="target ort: several new tokens on a shared past for a batch above 1 too; the file "
+        "needs onnxruntime 1.32",
     )
     group.add_argument(
         "--name-prefix",

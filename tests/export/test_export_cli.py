@@ -107,6 +107,8 @@ def test_no_file_where_validation_fails(export_to, capsys, monkeypatch, tmp_path
         (("--set", "window=none"), "--set is an option of attention; give --attention as well"),
         (("--layer", "4"), "`layer` is 4; it must be below 4"),
         (("--cache-dtype", "int8"), "--cache-dtype is an option of attention"),
+        (("--batch-chunks",), "--batch-chunks is an option of attention"),
+        (("--attention", "--batch-chunks", "--target", "ort"), "`batch_chunks` is True; it must"),
         (("--attention", "--cache-dtype", "int8"), "`cache_dtype`"),
         (("--attention", "--inverse"), "attention rotates forward"),
         (("--attention", "--layout", "thd"), "`layout` is 'thd'; it must be one of bhsd"),

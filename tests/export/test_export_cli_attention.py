@@ -10,6 +10,7 @@ import pytest
 from safetensors_files import write_safetensors
 
 from rope_cpu.command_line import UsageError
+from rope_cpu.export.targets.ort import runtime_takes_query_lengths
 
 HEADS = {
     "hidden_size": 128,
@@ -105,6 +106,15 @@ def test_tables_have_a_row_for_each_position_of_the_model(export_config, argumen
     code, file = export_config(config, "--attention", *arguments)
     assert code == 0
     assert options_of(file)["max_positions"] == rows
+
+
+@pytest.mark.skipif(not runtime_takes_query_lengths(), reason="the export refuses it")
+def test_chunks_of_a_batch_are_an_option(export_config, capsys):
+    options = ("--attention", "--target", "ort", "--cache", "shared")
+    for given in (False, True):
+        code, file = export_config(LLAMA, *options, *["--batch-chunks"] * given)
+        assert (code, options_of(file)["batch_chunks"]) == (0, given)
+        assert ("chunks of a batch" in capsys.readouterr().out) == given
 
 
 @pytest.mark.parametrize("arguments", [(), ("--attention",)])
