@@ -82,8 +82,7 @@ def _add_rope_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target",
         choices=TARGETS,
-        default="onnx",
-        help="operators of the graph (default: onnx)",
+        help="operators of the graph (default: onnx; for a shared cache ort)",
     )
     parser.add_argument(
         "--dtype",
@@ -152,8 +151,8 @@ def _add_attention_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--cache",
         choices=CACHES,
-        help="growing: each step returns a longer cache (default); shared: written in place; "
-        "fastest with target ort, while onnx reads the whole capacity at each step",
+        help="growing: each step returns a longer cache (default); shared: written in place, by "
+        "default with target ort, as onnx reads the whole capacity at each step",
     )
     group.add_argument(
         "--cache-dtype",
@@ -278,9 +277,10 @@ def _graph_options(args: argparse.Namespace, config: ModelConfig) -> dict[str, A
     An operator that rotates looks cos and sin up in tables, which have a row for each position of
     the model by default.
     """
-    options = given_options(args, (*GRAPH_OPTIONS, *ATTENTION_GRAPH_OPTIONS))
+    target = "ort" if args.cache == "shared" else "onnx"
+    options = {"target": target} | given_options(args, (*GRAPH_OPTIONS, *ATTENTION_GRAPH_OPTIONS))
     key = "max_position_embeddings"
-    needs_tables = TARGETS[args.target].attention_rotates
+    needs_tables = TARGETS[options["target"]].attention_rotates
     if needs_tables and args.max_positions is None and key in config.values:
         options["max_positions"] = whole_number(key, config.values[key], 1, limits.TABLE)
     return options

@@ -81,6 +81,7 @@ LLAMA = {
     "num_hidden_layers": 2,
     "no_rope_layers": [1, 0],
 }
+ONNX_INT8 = "--attention --target onnx --cache shared --cache-dtype int8"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ LLAMA = {
         ("--dtype float64", "`--dtype` is 'float64'; it must be one of float32"),
         ("--layout thd --positions none", "`--positions` is 'none'; it must be 'position_ids'"),
         ("--attention --cache shared --mask padding", "`--mask` is 'padding'; it must be left out"),
-        ("--attention --cache shared --cache-dtype int8", "`--cache-dtype` is 'int8'; it must be"),
+        (ONNX_INT8, "`--cache-dtype` is 'int8'; it must be left out with target 'onnx'"),
         ("--attention --target ort --positions position_ids", "`--positions` is 'position_ids';"),
     ],
 )

@@ -97,6 +97,7 @@ def test_what_the_config_says_is_no_option(export_config, option):
     [
         (("--target", "ort"), 48),
         (("--target", "ort", "--cache", "shared"), 48),
+        (("--target", "onnx", "--cache", "shared"), None),
         (("--target", "ort", "--max-positions", "40"), 40),
         (("--target", "onnx"), None),
     ],
@@ -106,6 +107,22 @@ def test_tables_have_a_row_for_each_position_of_the_model(export_config, argumen
     code, file = export_config(config, "--attention", *arguments)
     assert code == 0
     assert options_of(file)["max_positions"] == rows
+
+
+@pytest.mark.parametrize(
+    ("arguments", "target"),
+    [
+        ("", "onnx"),
+        ("--cache growing", "onnx"),
+        ("--cache shared", "ort"),
+        ("--cache shared --cache-dtype int8", "ort"),
+        ("--cache shared --target primitive", "primitive"),
+        ("--cache shared --target onnx", "onnx"),
+    ],
+)
+def test_a_shared_cache_takes_target_ort_by_default(export_config, arguments, target):
+    code, file = export_config(LLAMA, "--attention", *arguments.split())
+    assert (code, options_of(file)["target"]) == (0, target)
 
 
 @pytest.mark.skipif(not runtime_takes_query_lengths(), reason="the export refuses it")
@@ -158,6 +175,11 @@ NUMBER = "; its value must be a number above 0, or none"
         (LLAMA, ("--mask", "bool", "--cache", "shared"), "`mask` is 'bool'; it must be left out"),
         (LLAMA, ("--target", "ort", "--positions", "position_ids"), "`positions` is 'position_"),
         (LLAMA | {"head_dim": 24}, ("--target", "ort"), "`head_dim` is 24; it must be a mul"),
+        (
+            LLAMA,
+            ("--cache", "shared", "--dtype", "float16"),
+            "whole shared cache to float32 at every step; targets 'primitive' and 'onnx' can expr",
+        ),
         (TELECHAT, ("--target", "ort"), "`max_positions` is None; it must be the"),
         (LLAMA | {"max_position_embeddings": 0}, ("--target", "ort"), "`max_position_embeddings`"),
         (LLAMA, ("--layout", "sbhd"), "`layout` is 'sbhd'; it must be one of bhsd, bshd, bsd"),
