@@ -131,9 +131,9 @@ def _add_attention_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--weights",
         type=Path,
-        metavar="FILE",
-        help="safetensors file, or its index, with the layer's weights; the input is then hidden "
-        "states (default: inputs q, k, v, and the model's norms and sinks)",
+        metavar="PATH",
+        help="model folder, safetensors file or its index, with the layer's weights; the input is "
+        "then hidden states (default: inputs q, k, v, and the model's norms and sinks)",
     )
     group.add_argument(
         "--set",

@@ -443,8 +443,9 @@ def test_weights_of_the_only_layer_need_no_index(export_config, rng, tmp_path, l
         with pytest.raises(UsageError, match="layers differ"):
             export_config(GEMMA2, *options)
         return
-    code, file = export_config(LLAMA, *options)
-    assert (code, inputs_of(file)[0]) == (0, "hidden")
+    for path in (weights, tmp_path):
+        code, file = export_config(LLAMA, "--attention", "--weights", str(path))
+        assert (code, inputs_of(file)[0]) == (0, "hidden")
 
 
 def test_a_checkpoint_that_does_not_fit_is_bad_usage(export_config, tmp_path):
@@ -455,18 +456,19 @@ def test_a_checkpoint_that_does_not_fit_is_bad_usage(export_config, tmp_path):
         export_config(LLAMA, *options, str(weights))
     with pytest.raises(UsageError, match=r"^--weights is 'q3\.json'; it must be a file"):
         export_config(LLAMA, *options, "q3.json")
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    with pytest.raises(UsageError, match=r"^--weights is the folder '.*empty'; it must hold model"):
+        export_config(LLAMA, *options, str(folder))
 
 
 def test_weights_that_cannot_be_read_are_bad_usage(export_config, tmp_path):
-    """A missing file, a folder, and an index that lists a tensor in a file without it."""
-    folder = tmp_path / "folder.safetensors"
-    folder.mkdir()
+    """A missing file, and an index that lists a tensor in a file without it."""
     name = "model.layers.0.self_attn.q_proj.weight"
     write_safetensors(tmp_path / "part.safetensors", {"a": np.zeros(3)})
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {name: "part.safetensors"}}))
     texts = {
-        folder: "cannot read .*: Is a directory",
         tmp_path / "missing.safetensors": "cannot read .*: No such file",
         index: rf"part\.safetensors' lacks '{name}', which the index says is in it",
     }
