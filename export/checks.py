@@ -60,7 +60,10 @@ def check_one_length(rope: RotaryEmbedding) -> None:
     """Raise ValueError unless `rope` has the frequencies of exactly one sequence length."""
     spec = rope.spec
     if spec.needs_length:
-        finding = Finding(f"has rope type {spec.rope_type!r}, which depends on the sequence length")
+        finding = Finding(
+            f"has rope type {spec.rope_type!r}, which depends on the sequence length "
+            f"({spec.length_ranges})"
+        )
         raise ArgumentError("rope", finding, "be for one length", _ONE_LENGTH)
     if len(spec.inv_freq) > 1:
         finding = Finding(f"holds frequencies for {len(spec.inv_freq)} batch rows")

@@ -259,8 +259,8 @@ def rotation(args: argparse.Namespace, config: ModelConfig) -> RotaryEmbedding:
     if args.seq_len is None:
         if rope.spec.needs_length:
             raise UsageError(
-                f"rope type {rope.rope_type!r} depends on the sequence length; give it with "
-                "--seq-len"
+                f"rope type {rope.rope_type!r} depends on the sequence length; give --seq-len: "
+                f"{rope.spec.length_ranges}"
             )
         return rope
     if rope.spec.length_rule is None:

@@ -74,7 +74,7 @@ ROPE = [
     ),
     (rope(DENSE, max_positions=8), ValueError, "tables cannot hold such a rotation"),
     (rope(DENSE32, target="primitive"), ValueError, "`angle_dtype` 'float32' and pairs that rot"),
-    (rope(LONG), ValueError, "'dynamic', which depends on the sequence length; it"),
+    (rope(LONG), ValueError, "'dynamic', which depends on the sequence length (up"),
     (
         rope(LONG.at_length([64, 128])),
         ValueError,
