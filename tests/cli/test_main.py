@@ -54,6 +54,7 @@ def test_errors_of_output_files_do_not(tmp_path, capsys):
 
 
 GEMMA = {"model_type": "gemma3_text", "hidden_size": 64, "num_attention_heads": 4, "head_dim": 16}
+NO_TYPE = "`--layer-type` is not given; it must be one of 'sliding_attention', 'full_attention'"
 INT8 = "export -o a.onnx --layer-type full_attention --attention --cache-dtype int8 --target ort"
 
 
@@ -61,7 +62,9 @@ INT8 = "export -o a.onnx --layer-type full_attention --attention --cache-dtype i
     ("words", "start"),
     [
         ("export -o a.onnx --layer-type x", "`--layer-type` is 'x'; it must be one"),
-        ("export -o a.onnx", "`--layer-type` is not given; it must be one of"),
+        ("export -o a.onnx", f"{NO_TYPE}; or give --layer; see"),
+        ("export -o a.onnx --attention", f"{NO_TYPE}; or give --layer; see"),
+        ("bench --list --config", f"{NO_TYPE}; see"),
         ("export -o a.txt --layer-type full_attention", "`--output` is 'a.txt'"),
         (INT8, "`--cache-dtype` is 'int8'; it must be left out, as `cache` is 'growing'"),
     ],
