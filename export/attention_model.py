@@ -17,7 +17,7 @@ from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64
 
 from .checks import check_arrays, check_attention, check_rotary_embedding, plain_attention_options
-from .graph import Graph, relayout, tensor_shape
+from .graph import BATCH, CAPACITY, PAST, SEQUENCE, TOTAL, Graph, relayout, tensor_shape
 from .metadata import ATTENTION_DESCRIPTIONS, attention_text, model_metadata, rotation_text
 from .nodes import (
     MASK_INPUT,
@@ -82,7 +82,7 @@ def export_attention(
         Heads of queries, and of keys and values (grouped-query attention). By default
         num_kv_heads is num_heads.
     target : {"onnx", "primitive", "ort"}
-        "onnx": Attention and RotaryEmbedding, opset 23. "primitive": operators of opset 13; the
+        "onnx": Attention and RotaryEmbedding, opset 23. "primitive": operators of opset 14; the
         only target in float64. "ort": com.microsoft GroupQueryAttention, which rotates too. That
         one needs `max_positions`, positions "past", `causal`, a head_dim and a rotary_dim that are
         multiples of 16, and a v_head_dim equal to head_dim; several new tokens on a growing past
@@ -321,7 +321,6 @@ class _ModelBuilder:
             opset=options.opset,
             doc=f"{attention_text(options)} {rotation_text(self.rope)}",
             descriptions=ATTENTION_DESCRIPTIONS,
-            functions=rotator.functions(options.opset),
             metadata=metadata,
         )
         if options.name_prefix:
@@ -334,15 +333,15 @@ class _ModelBuilder:
         options = self.options
         shapes = {name: tensor_shape(options.layout, *size) for name, size in self.sizes.items()}
         if options.hidden is not None:
-            shapes = {"hidden": ["batch", "sequence", options.hidden]}
+            shapes = {"hidden": [BATCH, SEQUENCE, options.hidden]}
         for name, shape in shapes.items():
             graph.input(name, self.dtype, shape)
         if options.past:
-            length = "capacity" if options.is_shared else "past_length"
+            length = CAPACITY if options.is_shared else PAST
             graph.input("past_key", options.cached_dtype, self._cache_shape("k", length))
             graph.input("past_value", options.cached_dtype, self._cache_shape("v", length))
         if options.is_shared:
-            graph.input(PAST_LENGTHS, np.int64, ["batch"])
+            graph.input(PAST_LENGTHS, np.int64, [BATCH])
         for declaration in position_inputs(self.rope, self.rotation):
             graph.input(*declaration)
         if options.mask != "none":
@@ -355,7 +354,7 @@ class _ModelBuilder:
 
     def _cache_shape(self, name: str, length: str) -> list[str | int]:
         heads, width = self.sizes[name]
-        return ["batch", heads, length, width]
+        return [BATCH, heads, length, width]
 
     def _past(self) -> tuple[str, str] | None:
         """Return past keys and values of a growing cache."""
@@ -443,11 +442,11 @@ class _ModelBuilder:
             y = relayout(graph, result, self.target.attention_layout, layout, heads, width)
             if options.output is not None:
                 y = self._project(y, "o")
-                shape = ["batch", "sequence", options.output]
+                shape = [BATCH, SEQUENCE, options.output]
         graph.output(self._to_dtype(y, "attention"), "attention", self.dtype, shape)
         if not options.past:
             return
-        length = "capacity" if options.is_shared else "total_length"
+        length = CAPACITY if options.is_shared else TOTAL
         for value, name, kind in ((keys, "present_key", "k"), (values, "present_value", "v")):
             present = value if options.is_shared else self._to_dtype(value, name)
             graph.output(present, name, options.cached_dtype, self._cache_shape(kind, length))

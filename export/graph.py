@@ -28,7 +28,13 @@ SMALL_SIZE = 16
 # Axis orders of queries and keys, with one letter for each axis. "bsd" is the packed layout
 # (batch, seq, heads·head_dim) of a projection's output.
 LAYOUTS = ("bhsd", "bshd", "sbhd", "thd", "bsd")
-DIM_NAMES: dict[str, str | int] = {"b": "batch", "s": "sequence", "t": "tokens"}
+# Dynamic dimensions have the names that optimum gives them, which some readers of models look for.
+BATCH = "batch_size"
+SEQUENCE = "sequence_length"
+PAST = "past_sequence_length"
+TOTAL = f"{PAST} + {SEQUENCE}"
+CAPACITY = "capacity"
+DIM_NAMES: dict[str, str | int] = {"b": BATCH, "s": SEQUENCE, "t": "tokens"}
 
 Shape = Sequence[str | int]
 
@@ -96,12 +102,14 @@ class Graph:
         """Add a node with several outputs; return their names.
 
         outputs: suffixes of the outputs' names, which begin with the node's name; "" adds nothing.
+        Empty names of inputs omit these; at the end they are left out, as older runtimes want it.
         """
+        given = list(inputs)
+        while given and not given[-1]:
+            given.pop()
         node_name = f"{self._prefix}{name}"
         values = [f"{node_name}/{output}" if output else node_name for output in outputs]
-        node = helper.make_node(
-            op, list(inputs), values, name=node_name, domain=domain, **attributes
-        )
+        node = helper.make_node(op, given, values, name=node_name, domain=domain, **attributes)
         self.nodes.append(node)
         return values
 
@@ -155,7 +163,6 @@ class Graph:
         opset: int,
         doc: str,
         descriptions: Mapping[str, str],
-        functions: Sequence[onnx.FunctionProto] = (),
         metadata: dict[str, str] | None = None,
     ) -> onnx.ModelProto:
         """Return the model, without the nodes and initializers that no output depends on.
@@ -175,13 +182,12 @@ class Graph:
         model = helper.make_model(
             graph,
             opset_imports=[onnx_opset, *other_opsets],
-            functions=list(functions),
             producer_name=DOMAIN,
             producer_version=__version__,
             doc_string=doc,
         )
-        # Functions need IR version 8; a newer one than the opset's own shuts out older runtimes.
-        model.ir_version = max(8, helper.find_min_ir_version_for([onnx_opset]))
+        # A newer IR version than the opset's own would shut out older runtimes.
+        model.ir_version = helper.find_min_ir_version_for([onnx_opset])
         helper.set_model_props(model, metadata or {})
         model.graph.value_info.extend(self._inferred_infos(model))
         self._add_initializers(model)
@@ -244,29 +250,6 @@ class Graph:
                     name=name, data_type=onnx_type(array.dtype), dims=array.shape
                 )
                 tensor.raw_data = array.tobytes()
-
-    def function(
-        self, name: str, inputs: Sequence[str], outputs: Sequence[str], opset: int, doc: str
-    ) -> onnx.FunctionProto:
-        """Return the nodes as a model-local function of domain "rope_cpu".
-
-        Functions have no initializers: those of this graph become Constant nodes.
-        """
-        constants = [
-            helper.make_node(
-                "Constant", [], [key], name=key, value=onnx.numpy_helper.from_array(array, key)
-            )
-            for key, array in self.initializers.items()
-        ]
-        return helper.make_function(
-            DOMAIN,
-            name,
-            list(inputs),
-            list(outputs),
-            [*constants, *self.nodes],
-            [helper.make_opsetid("", opset)],
-            doc_string=doc,
-        )
 
 
 def four_axes(layout: str) -> str:

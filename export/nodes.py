@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rope_cpu import RotaryEmbedding
 from rope_cpu.launch.cos_sin import CosSin
 
-from .graph import FLOAT64, Graph, Shape
+from .graph import BATCH, FLOAT64, SEQUENCE, TOTAL, Graph, Shape
 
 # Rows of a table that are computed at a time, so that their float64 values stay small.
 TABLE_ROWS = 8192
@@ -21,9 +21,9 @@ MASK_INPUT = "attention_mask"
 PAST_LENGTHS = "past_lengths"
 
 # Shape of the input for each kind of mask.
-_SCORES_SHAPE: Shape = ["batch_or_1", "heads_or_1", "sequence", "total_length"]
+_SCORES_SHAPE: Shape = [BATCH, "mask_heads", SEQUENCE, TOTAL]
 MASK_SHAPES: dict[str, Shape] = {
-    "padding": ["batch", "total_length"],
+    "padding": [BATCH, TOTAL],
     "bool": _SCORES_SHAPE,
     "float": _SCORES_SHAPE,
 }
@@ -231,7 +231,7 @@ def shared_cache_lengths(graph: Graph, batch: str, sequence: str) -> Lengths:
     """
     # One length for many rows would broadcast; reshaped to the batch, it fails instead.
     past = graph.node("Reshape", [PAST_LENGTHS, batch], "past_lengths_are_one_for_each_row")
-    graph.value_info(past, np.int64, ["batch"])
+    graph.value_info(past, np.int64, [BATCH])
     unchecked = graph.node("Add", [past, sequence], "total_length_by_row/unchecked")
     capacity = graph.size("past_key", 2, "capacity")
     is_beyond = graph.node("Greater", [unchecked, capacity], "is_beyond_capacity")

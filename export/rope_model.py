@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 from rope_cpu import RotaryEmbedding
 
 from .checks import check_rope, check_rotary_embedding, plain_rope_options
-from .graph import Graph, Shape, tensor_shape
+from .graph import BATCH, SEQUENCE, Graph, Shape, tensor_shape
 from .metadata import POSITION_DESCRIPTIONS, model_metadata, rotation_text
 from .nodes import CosSinValues, arange, computed_cos_sin, cos_sin_tables
 from .options import RopeOptions
@@ -46,9 +46,8 @@ def export_rope(
     rope : RotaryEmbedding
         The rotation, of one sequence length.
     target : {"onnx", "primitive", "ort"}
-        "onnx": ai.onnx RotaryEmbedding, opset 23. "primitive": operators of opset 13 inside one
-        model-local function; the only target in float64. "ort": com.microsoft RotaryEmbedding and
-        MRotaryEmbedding.
+        "onnx": ai.onnx RotaryEmbedding, opset 23. "primitive": operators of opset 14; the only
+        target in float64. "ort": com.microsoft RotaryEmbedding and MRotaryEmbedding.
     dtype : dtype
         Of inputs and outputs: float32, float16, bfloat16 or float64. float16 and bfloat16 are cast
         to float32 before the rotation and back after it.
@@ -147,7 +146,6 @@ def _build_model(
         opset=options.opset,
         doc=rotation_text(rope),
         descriptions=_descriptions(options),
-        functions=rotator.functions(options.opset),
         metadata=metadata,
     )
 
@@ -163,12 +161,12 @@ def position_inputs(
     rope: RotaryEmbedding, options: RopeOptions
 ) -> Iterator[tuple[str, Any, Shape]]:
     """Yield name, dtype and shape of the inputs for positions."""
-    tokens: list[str | int] = ["tokens"] if options.layout == "thd" else ["batch_or_1", "sequence"]
+    tokens: list[str | int] = ["tokens"] if options.layout == "thd" else [BATCH, SEQUENCE]
     if options.positions == "position_ids":
         coordinates = [rope.axes] if rope.axes > 1 else []
         yield "position_ids", np.int64, [*tokens, *coordinates]
     elif options.positions == "offset":
-        yield "offset", np.int64, ["batch_or_1"]
+        yield "offset", np.int64, [BATCH]
 
 
 def build_rotator(
@@ -234,7 +232,7 @@ def _input_ids(graph: Graph, rope: RotaryEmbedding, layout: str, sizes: tuple[st
     shape = graph.node("Mul", [sequence, graph.ints(0, 1, *coordinates)], "ids_shape")
     ids = graph.node("Reshape", ["position_ids", shape], "ids")
     axes = [rope.axes] if coordinates else []
-    graph.value_info(ids, np.int64, ["batch_or_1", "sequence", *axes])
+    graph.value_info(ids, np.int64, [BATCH, SEQUENCE, *axes])
     return ids
 
 

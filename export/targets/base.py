@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import onnx
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.arguments.errors import ArgumentError
@@ -88,10 +87,6 @@ class Rotator:
     def rotate_in_layout(self, x: str, heads: int | None) -> str:
         """Rotate `x`, which has the layout of `rotation_layout`."""
         raise NotImplementedError
-
-    def functions(self, opset: int) -> list[onnx.FunctionProto]:
-        """Return the model-local functions that the nodes call."""
-        return []
 
 
 class OperatorRotator(Rotator):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..graph import Shape
+from ..graph import BATCH, TOTAL, Shape
 from ..nodes import (
     CosSinValues,
     SharedCache,
@@ -56,7 +56,7 @@ def attend(attention: Attention, q: str, k: str, v: str) -> tuple[str, str, str]
         return _attend_with_sinks(
             attention, q, k, v, attention.sinks, attributes | {"is_causal": 0}
         )
-    mask = _mask(attention) or ""  # an empty name omits an input
+    mask = _mask(attention) or ""
     if attention.past is None:
         result = graph.node("Attention", [q, k, v, mask], "attend", **attributes)
         return result, k, v
@@ -68,7 +68,7 @@ def attend(attention: Attention, q: str, k: str, v: str) -> tuple[str, str, str]
         **attributes,
     )
     for value, width in ((keys, attention.head_dim), (values, options.v_head_dim)):
-        shape: Shape = ["batch", options.num_kv_heads, "total_length", width]
+        shape: Shape = [BATCH, options.num_kv_heads, TOTAL, width]
         graph.value_info(value, attention.compute_dtype, shape)
     return result, keys, values
 
@@ -103,9 +103,10 @@ def _inputs_with_sinks(
     """Return keys, values and bias with one more key, which is zero; length: of the keys."""
     graph = attention.graph
     heads = attention.options.num_heads
-    one_row = graph.ints(0, 0, 0, 0, 0, 0, 1, 0)
-    keys_and_sink = graph.node("Pad", [keys, one_row], "keys_and_sink")
-    values_and_sink = graph.node("Pad", [values, one_row], "values_and_sink")
+    # Other axes are not named: some runtimes take the size of a padded axis for an unknown one.
+    one_row = [graph.ints(0, 1), "", graph.ints(2)]
+    keys_and_sink = graph.node("Pad", [keys, *one_row], "keys_and_sink")
+    values_and_sink = graph.node("Pad", [values, *one_row], "values_and_sink")
     sizes = [graph.ints(1, heads), attention.lengths.sequence, length]
     shape = graph.node("Concat", sizes, "bias/shape", axis=0)
     bias = graph.node("Expand", [bias, shape], "bias")

@@ -17,7 +17,7 @@ from rope_cpu import RotaryEmbedding
 from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.frequencies.axes import mrope_pair_axis
 
-from ..graph import FLOAT32, ORT_DOMAIN
+from ..graph import BATCH, CAPACITY, FLOAT32, ORT_DOMAIN, SEQUENCE, TOTAL
 from ..nodes import (
     CosSinValues,
     arange,
@@ -83,8 +83,9 @@ class OrtRotator(OperatorRotator):
         value = graph.node("Reshape", [value, shape], f"{name}_exact")
         value = graph.node("Reshape", [value, graph.ints(-1, pairs)], f"{name}_rows")
         # The operator needs a table of at least `sequence` rows even where the batch is empty.
-        padding = graph.node("Mul", [self.sequence, graph.ints(0, 0, 1, 0)], f"{name}_rows/more")
-        return graph.node("Pad", [value, padding], f"{name}_table")
+        more = graph.node("Concat", [self.sequence, graph.ints(pairs)], f"{name}_rows/more", axis=0)
+        zeros = graph.node("Expand", [graph.scalar(0.0, self.compute_dtype), more], f"{name}_zeros")
+        return graph.node("Concat", [value, zeros], f"{name}_table", axis=0)
 
     @cached_property
     def _token_rows(self) -> str:
@@ -135,7 +136,7 @@ def attend(attention: Attention, q: str, k: str, v: str) -> tuple[str, str, str]
     last = _last_indices(attention, total)
     total = graph.node("Squeeze", [total, graph.ints(0)], "total_length_scalar")
     shared = attention.lengths.shared
-    past = attention.past or ("", "")  # empty names omit inputs
+    past = attention.past or ("", "")
     if shared is not None:
         past = (shared.key, shared.value)
     cos_sin = attention.rotator.cos_sin
@@ -149,11 +150,11 @@ def attend(attention: Attention, q: str, k: str, v: str) -> tuple[str, str, str]
         domain=ORT_DOMAIN,
         **_attributes(attention),
     )
-    graph.value_info(y, attention.compute_dtype, ["batch", "sequence", heads * width])
-    length = "total_length" if shared is None else "capacity"
+    graph.value_info(y, attention.compute_dtype, [BATCH, SEQUENCE, heads * width])
+    length = TOTAL if shared is None else CAPACITY
     cache_dtype = attention.compute_dtype if options.cache_dtype is None else options.cache_dtype
     for value in (keys, values):
-        graph.value_info(value, cache_dtype, ["batch", kv_heads, length, width])
+        graph.value_info(value, cache_dtype, [BATCH, kv_heads, length, width])
     y = graph.node("Reshape", [y, graph.ints(0, 0, heads, width)], "attention_by_head")
     if bias is not None:
         y = _zero_without_keys(attention, y, bias)
@@ -182,8 +183,6 @@ def _further_inputs(attention: Attention) -> list[str]:
         count = graph.cast(attention.lengths.sequence, np.int32, "sequence_length_int32")
         lengths = graph.node("Expand", [count, attention.rotator.batch], "query_lengths")
         inputs += ["", "", lengths]  # no q_norm_weight, k_norm_weight
-    while inputs and not inputs[-1]:
-        inputs.pop()
     return inputs
 
 

@@ -1,21 +1,18 @@
-"""Target "primitive": elementary operators; the rotation is one model-local function."""
+"""Target "primitive": elementary operators."""
 
 from __future__ import annotations
 
 import numpy as np
-import onnx
 
 from rope_cpu import RotaryEmbedding
 
-from ..graph import DOMAIN, FLOAT32, FLOAT64, HALF, Graph, tensor_shape
+from ..graph import FLOAT32, FLOAT64, HALF, Graph, tensor_shape
 from ..nodes import arange, boolean_mask, causal_mask, token_cos_sin, with_sinks
-from .base import Attention, Rotator, Target, block_widths, pairing_text, part_widths
-
-FUNCTION = "RotaryEmbedding"
+from .base import Attention, Rotator, Target, block_widths, part_widths
 
 
 class PrimitiveRotator(Rotator):
-    """Calls rope_cpu.RotaryEmbedding(x, cos, sin), where cos and sin broadcast against x."""
+    """Rotates by products and sums of the elements of pairs."""
 
     def __post_init__(self) -> None:
         """Align the axes of cos and sin with those of the tensors."""
@@ -32,7 +29,7 @@ class PrimitiveRotator(Rotator):
         return self.graph.node("Unsqueeze", [value, self.graph.ints(layout.index("h"))], name)
 
     def rotate_in_layout(self, x: str, heads: int | None) -> str:
-        """Call the function; head h takes the frequencies of head h // (heads per frequency)."""
+        """Rotate; head h takes the frequencies of head h // (heads per frequency)."""
         tables = list(self._aligned.values())
         if self.cos_sin.heads > 1 and heads is not None:
             heads_per_frequency = heads // self.cos_sin.heads
@@ -44,81 +41,71 @@ class PrimitiveRotator(Rotator):
                 self.graph.node("Gather", [value, index], name, axis=axis)
                 for name, value in self._aligned.items()
             ]
-        y = self.graph.node(FUNCTION, [x, *tables], "rotate", domain=DOMAIN)
-        # Shape inference does not see through the Reshape at the end of the function.
+        with self.graph.scope("rotate"):
+            y = _rotated(self.graph, self.rope, x, *tables)
+        # Shape inference does not see through the Reshape at the end.
         shape = tensor_shape(self.rotation_layout(), heads or f"{x}_heads", self.rope.head_dim)
         self.graph.value_info(y, self.compute_dtype, shape)
         return y
 
-    def functions(self, opset: int) -> list[onnx.FunctionProto]:
-        """Return the rotation as a function."""
-        return [rotation_function(self.rope, opset)]
 
-
-def rotation_function(rope: RotaryEmbedding, opset: int) -> onnx.FunctionProto:
-    """Return rope_cpu.RotaryEmbedding(x, cos, sin) → y for the pairing of `rope`.
-
-    x has four axes and any float dtype.
-    """
-    body = Graph()
+def _rotated(graph: Graph, rope: RotaryEmbedding, x: str, cos: str, sin: str) -> str:
+    """Return x, of four axes, rotated by cos and sin, which broadcast against it."""
     blocks = block_widths(rope)
-    parts = _split(body, "x", part_widths(rope))
+    parts = _split(graph, x, part_widths(rope), "x")
     pairs = {name: width // 2 for name, width in blocks.items()}
-    cos = _split(body, "cos", pairs)
-    sin = _split(body, "sin", pairs)
+    cos_parts = _split(graph, cos, pairs, "cos")
+    sin_parts = _split(graph, sin, pairs, "sin")
     rotate = _rotate_interleaved if rope.interleaved else _rotate_half_split
     for index, name in enumerate(blocks):
-        with body.scope(name):
-            parts[index] = rotate(body, parts[index], cos[index], sin[index], pairs[name])
+        with graph.scope(name):
+            parts[index] = rotate(
+                graph, parts[index], cos_parts[index], sin_parts[index], pairs[name]
+            )
     joined = parts[0]
     if len(parts) > 1:
-        joined = body.node("Concat", parts, "joined", axis=-1)
+        joined = graph.node("Concat", parts, "joined", axis=-1)
     # Ids of another batch size would broadcast x; reshaped to the shape of x, they fail instead.
-    body.node("Reshape", [joined, body.node("Shape", ["x"], "shape_of_x")], "y")
-    doc = (
-        "Each pair (a, b) of the last axis becomes (a·cos - b·sin, b·cos + a·sin); other elements "
-        f"are copied. Pairs: {pairing_text(rope)}."
-    )
-    return body.function(FUNCTION, ["x", "cos", "sin"], ["y"], opset, doc)
+    return graph.node("Reshape", [joined, graph.node("Shape", [x], "shape_of_x")], "y")
 
 
-def _split(body: Graph, value: str, widths: dict[str, int]) -> list[str]:
+def _split(graph: Graph, value: str, widths: dict[str, int], name: str) -> list[str]:
     """Split the last axis into parts of these widths, if there are several."""
     if len(widths) == 1:
         return [value]
-    sizes = body.ints(*widths.values())
-    return body.multi_output_node("Split", [value, sizes], value, list(widths), axis=-1)
+    sizes = graph.ints(*widths.values())
+    return graph.multi_output_node("Split", [value, sizes], name, list(widths), axis=-1)
 
 
-def _rotate_half_split(body: Graph, x: str, cos: str, sin: str, pairs: int) -> str:
+def _rotate_half_split(graph: Graph, x: str, cos: str, sin: str, pairs: int) -> str:
     """Rotate a block of pairs (i, i + pairs)."""
-    sizes = body.ints(pairs, pairs)
-    a, b = body.multi_output_node("Split", [x, sizes], "halves", ["a", "b"], axis=-1)
-    return body.node("Concat", _rotate_pairs(body, a, b, cos, sin), "rotated", axis=-1)
+    sizes = graph.ints(pairs, pairs)
+    a, b = graph.multi_output_node("Split", [x, sizes], "halves", ["a", "b"], axis=-1)
+    return graph.node("Concat", _rotate_pairs(graph, a, b, cos, sin), "rotated", axis=-1)
 
 
-def _rotate_interleaved(body: Graph, x: str, cos: str, sin: str, pairs: int) -> str:
+def _rotate_interleaved(graph: Graph, x: str, cos: str, sin: str, pairs: int) -> str:
     """Rotate a block of pairs (2i, 2i + 1)."""
-    last = body.ints(-1)
-    end = body.ints(2 * pairs)
-    step = body.ints(2)
-    a = body.node("Slice", [x, body.ints(0), end, last, step], "a")
-    b = body.node("Slice", [x, body.ints(1), end, last, step], "b")
-    a_rotated, b_rotated = _rotate_pairs(body, a, b, cos, sin)
-    a_column = body.node("Unsqueeze", [a_rotated, last], "a_column")
-    b_column = body.node("Unsqueeze", [b_rotated, last], "b_column")
-    by_pair = body.node("Concat", [a_column, b_column], "by_pair", axis=-1)
-    return body.node("Reshape", [by_pair, body.ints(0, 0, 0, 2 * pairs)], "rotated")
+    last = graph.ints(-1)
+    end = graph.ints(2 * pairs)
+    step = graph.ints(2)
+    a = graph.node("Slice", [x, graph.ints(0), end, last, step], "a")
+    b = graph.node("Slice", [x, graph.ints(1), end, last, step], "b")
+    a_rotated, b_rotated = _rotate_pairs(graph, a, b, cos, sin)
+    a_column = graph.node("Unsqueeze", [a_rotated, last], "a_column")
+    b_column = graph.node("Unsqueeze", [b_rotated, last], "b_column")
+    by_pair = graph.node("Concat", [a_column, b_column], "by_pair", axis=-1)
+    return graph.node("Reshape", [by_pair, graph.ints(0, 0, 0, 2 * pairs)], "rotated")
 
 
-def _rotate_pairs(body: Graph, a: str, b: str, cos: str, sin: str) -> list[str]:
+def _rotate_pairs(graph: Graph, a: str, b: str, cos: str, sin: str) -> list[str]:
     """Return the rotated first elements of the pairs, and the second ones."""
-    a_cos = body.node("Mul", [a, cos], "a_cos")
-    b_sin = body.node("Mul", [b, sin], "b_sin")
-    b_cos = body.node("Mul", [b, cos], "b_cos")
-    a_sin = body.node("Mul", [a, sin], "a_sin")
-    a_rotated = body.node("Sub", [a_cos, b_sin], "a_rotated")
-    b_rotated = body.node("Add", [b_cos, a_sin], "b_rotated")
+    a_cos = graph.node("Mul", [a, cos], "a_cos")
+    b_sin = graph.node("Mul", [b, sin], "b_sin")
+    b_cos = graph.node("Mul", [b, cos], "b_cos")
+    a_sin = graph.node("Mul", [a, sin], "a_sin")
+    a_rotated = graph.node("Sub", [a_cos, b_sin], "a_rotated")
+    b_rotated = graph.node("Add", [b_cos, a_sin], "b_rotated")
     return [a_rotated, b_rotated]
 
 
@@ -278,8 +265,8 @@ def _attended(attention: Attention, cached: str, name: str) -> str:
 
 PRIMITIVE = Target(
     name="primitive",
-    op="ops of opset 13",
-    opsets=(13, 24),
+    op="ops of opset 14",
+    opsets=(14, 24),
     dtypes=(FLOAT32, FLOAT64, *HALF),
     rotator=PrimitiveRotator,
     attend=attend,
