@@ -210,9 +210,9 @@ def _bias(attention: Attention) -> str | None:
     graph = attention.graph
     options = attention.options
     causal = None
-    if options.mask != "none":
+    if options.mask_kind != "none":
         causal = causal_mask(graph, attention.lengths, options.window)
-    mask = boolean_mask(graph, attention.lengths, options.mask, causal)
+    mask = boolean_mask(graph, attention.lengths, options, causal)
     if mask is None:
         return attention.bias
     return mask_as_bias(graph, mask, attention.bias, attention.compute_dtype)
@@ -249,6 +249,9 @@ def attention_problems(rope: RotaryEmbedding, options: AttentionOptions) -> Iter
     if options.positions == "position_ids":
         rule = f"be 'past', as {ATTENTION_OP} reads the first of a prompt only"
         yield ArgumentError("positions", options.positions, rule)
+    if options.follows_mask:
+        rule = f"be 'rope_cpu' for a growing cache, as {ATTENTION_OP} numbers padding too"
+        yield ArgumentError("names", options.names, rule)
     if not options.causal:
         yield ArgumentError("causal", False, f"be True for {ATTENTION_OP}")
     if options.max_positions is None:
