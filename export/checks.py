@@ -28,7 +28,7 @@ from rope_cpu.array_types import DTYPES, Float64
 
 from .graph import LAYOUTS
 from .nodes import MASK_SHAPES
-from .options import INPUT, NORM_EPSILON, AttentionOptions, RopeOptions
+from .options import INPUT, NAMES, NORM_EPSILON, AttentionOptions, RopeOptions
 from .targets import TARGETS, Target
 from .targets.ort import runtime_takes_query_lengths
 
@@ -206,6 +206,23 @@ def _attention_problems(options: AttentionOptions) -> Iterator[ArgumentError]:
         if options.qk_norm == "none" and value != default:
             yield ArgumentError(name, value, "be left out, as there is no `qk_norm` that uses it")
     yield from _cache_problems(options)
+    yield from _name_problems(options)
+
+
+def _name_problems(options: AttentionOptions) -> Iterator[ArgumentError]:
+    """Yield the broken rules of the names of a whole decoder."""
+    if options.names == "rope_cpu":
+        if options.layer is not None:
+            rule = "be left out, as `names` is 'rope_cpu'"
+            yield ArgumentError("layer", options.layer, rule, "or give `names`='optimum'")
+        return
+    if options.layer is None:
+        yield ArgumentError("layer", None, "be the index in the names, as `names` is 'optimum'")
+    if not options.past:
+        yield ArgumentError("past", False, "be left out, as `names` is 'optimum'")
+    if options.mask != "none":
+        rule = "be left out, as `names` is 'optimum': attention_mask says which tokens are padding"
+        yield ArgumentError("mask", options.mask, rule)
 
 
 def _cache_problems(options: AttentionOptions) -> Iterator[ArgumentError]:
@@ -378,4 +395,6 @@ _ATTENTION_VALUES: dict[str, ValueCheck] = _COMMON_VALUES | {
     "cache_dtype": _optional(_dtype_of([np.dtype(np.int8)])),
     "batch_chunks": _optional(boolean),
     "name_prefix": _prefix,
+    "names": _one_of(NAMES),
+    "layer": _optional(lambda name, value: whole_number(name, value, 0, limits.LAYERS)),
 }

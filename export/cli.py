@@ -37,11 +37,12 @@ from . import files
 from .checkpoint import check_known, layer_options, layer_type_at, layer_weights
 from .checks import ATTENTION_POSITIONS, CACHES, MASKS, POSITIONS
 from .graph import LAYOUTS
+from .options import NAMES
 from .targets import TARGETS
 from .validation.validate import MAX_SEED
 
 GRAPH_OPTIONS = ("target", "dtype", "layout", "positions", "max_positions", "opset")
-ATTENTION_GRAPH_OPTIONS = ("mask", "cache", "cache_dtype", "name_prefix")
+ATTENTION_GRAPH_OPTIONS = ("mask", "cache", "cache_dtype", "name_prefix", "names")
 ATTENTION_OPTIONS = ("weights", *ATTENTION_GRAPH_OPTIONS)
 
 # Names for --set, fields of `Attention`: numbers, truth values, and parts of a model's attention
@@ -161,6 +162,12 @@ def _add_attention_arguments(parser: argparse.ArgumentParser) -> None:
         help="dtype of a shared cache, with scales as inputs (default: that of --dtype)",
     )
     group.add_argument(
+        "--names",
+        choices=NAMES,
+        help="optimum: past_key_values.N.key, present.N.key and attention_mask, for the layer N of "
+        "--layer (default: rope_cpu)",
+    )
+    group.add_argument(
         "--name-prefix",
         metavar="PREFIX",
         help="beginning of all names in the graph, for layers that are to be merged",
@@ -226,6 +233,8 @@ def export_model_attention(
     rope = rotation(args, config)
     weights = _weights(args, config, options, departures)
     options |= weights | _graph_options(args, config)
+    if args.names == "optimum":
+        options["layer"] = args.layer
     metadata = model_metadata(args, config, departures)
     model = export.export_attention(rope, **options, metadata=metadata)
     _print_notes(facts)
@@ -238,6 +247,8 @@ def _check_usage(args: argparse.Namespace) -> None:
         raise UsageError(
             "--inverse and --attention are both given; attention rotates forward; drop --inverse"
         )
+    if args.names == "optimum" and args.layer is None:
+        raise UsageError("--names optimum needs the index of the layer; give --layer")
     if args.weights is not None and args.layer_type is not None:
         raise UsageError(
             "--weights and --layer-type are both given; give --layer instead of the type"

@@ -125,9 +125,10 @@ def operator_rotates(rope: RotaryEmbedding, options: AttentionOptions) -> bool:
     """Return True if GroupQueryAttention itself can rotate queries and keys.
 
     It looks cos and sin up in tables, at positions that continue from the past: of position_ids it
-    reads the first of a prompt only. Its vectors have one block, of a multiple of 16 elements.
+    reads the first of a prompt only, and it counts padding too. Its vectors have one block, of a
+    multiple of 16 elements.
     """
-    continues = options.positions == "past"
+    continues = options.positions == "past" and not options.follows_mask
     one_block = len(rope.blocks) == 1
     whole_16 = rope.head_dim % 16 == 0 and rope.rotary_dim % 16 == 0
     return continues and options.rotation.tables and one_block and whole_16
@@ -223,9 +224,9 @@ def _bias(attention: Attention) -> str | None:
     graph = attention.graph
     options = attention.options
     causal = None
-    if options.mask != "none":
+    if options.mask_kind != "none":
         causal = causal_mask(graph, attention.lengths, options.window)
-    mask = boolean_mask(graph, attention.lengths, options.mask, causal)
+    mask = boolean_mask(graph, attention.lengths, options, causal)
     if mask is None:
         return attention.bias
     return mask_as_bias(graph, mask, attention.bias, attention.compute_dtype)
