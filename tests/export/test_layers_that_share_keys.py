@@ -34,7 +34,7 @@ def inputs(rng):
     The weights are of the donor's queries, the donor's keys and the layer's queries.
     """
     q, k, v = draw_tensors(rng)
-    (q_sharing, _, _) = draw_tensors(rng)
+    q_sharing, *_ = draw_tensors(rng)
     return (q, k, v, q_sharing), rng.uniform(0.5, 1.5, (3, 32)).astype(np.float32)
 
 
