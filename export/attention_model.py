@@ -69,7 +69,7 @@ def export_attention(
     past: bool = True,
     cache: str = "growing",
     cache_dtype: DTypeLike | None = None,
-    batch_chunks: bool | None = None,
+    batch_chunks: bool = False,
     positions: str = "past",
     max_positions: int | None = None,
     weights: Mapping[str, ArrayLike] | None = None,
@@ -144,9 +144,9 @@ def export_attention(
     cache_dtype : dtype, optional
         int8: a shared cache of whole numbers, target "ort" only. Inputs k_scale and v_scale,
         float32 (1, kv_heads, 1, head_dim), hold the size of a unit; larger vectors are clipped.
-    batch_chunks : bool, optional
-        Whether target "ort" takes several new tokens on a shared past for a batch above 1, which
-        needs onnxruntime 1.32. None: as the installed onnxruntime has it. Other targets always do.
+    batch_chunks : bool
+        Whether target "ort" takes several new tokens on a shared past for a batch above 1. The file
+        needs onnxruntime 1.32 then. Other targets always do.
     positions : {"past", "position_ids"}
         "past": tokens are numbered on from the past. "position_ids": an input, as in `export_rope`.
     max_positions : int, optional

@@ -102,7 +102,7 @@ class AttentionOptions:
     past: bool
     cache: str
     cache_dtype: Any
-    batch_chunks: bool | None
+    batch_chunks: bool
     opset: Any
     qk_norm: str
     sinks: str

@@ -16,6 +16,7 @@ from rope_cpu.array_types import Array, Float64
 
 from ..nodes import MASK_INPUT, PAST_LENGTHS
 from ..options import SCALES, AttentionOptions
+from ..targets import TARGETS
 from .cases import ATTENTION_CASES, SHARED_CACHE_CASES, Case, consecutive, ids_by_axis
 from .check import CaseInputs, Check, Expected, angle_rounding, from_layout, to_layout
 from .session import bind_arrays, run
@@ -82,7 +83,8 @@ class AttentionCheck(Check):
         if len(case.steps) > 1 and not takes_steps:
             return False
         has_chunks = max(case.steps[1:], default=1) > 1
-        return case.batch == 1 or not has_chunks or bool(options.batch_chunks)
+        takes_chunks = options.batch_chunks or TARGETS[options.target].takes_chunks
+        return case.batch == 1 or not has_chunks or takes_chunks
 
     def draw(self, case: Case, rng: np.random.Generator) -> CaseInputs:
         """Return tensors, ids and mask of whole sequences."""
