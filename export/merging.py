@@ -12,9 +12,11 @@ from onnx import helper
 
 from rope_cpu import __version__
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
-from rope_cpu.arguments.texts import cut, shown
+from rope_cpu.arguments.texts import shown
 
 from .graph import DOMAIN
+
+_LINKS_RULE = "map inputs of later models to outputs of earlier ones"
 
 
 def merge(
@@ -47,8 +49,8 @@ def merge(
         If an entry of `models` is not an ONNX model, or `links` not a mapping.
     ValueError
         If models use one name for different things, or have different opsets, or different
-        metadata under one key; if a link has no input, or no earlier output; or if a model has
-        functions of its own.
+        metadata under one key; if a link has no input, or no earlier output of its dtype; if a
+        model has functions of its own; or if there is no model.
 
     Examples
     --------
@@ -69,23 +71,26 @@ def merge(
     merger = _Merger(dict(links or {}))
     for index, model in enumerate(models):
         merger.add(model, f"models[{index}]")
+    if not merger.model.ir_version:
+        raise ArgumentError("models", Finding("is empty"), "hold a model")
     return merger.merged()
 
 
 class _Merger:
-    """Adds models to one; `argument` is the name of the added model in error texts."""
+    """Adds models to one; `argument` is the name of the added model in error texts.
+
+    facts: {(subject, name): value}, what all models must agree on; of names of nodes and of values
+    the model that they belong to.
+    """
 
     def __init__(self, links: dict[str, str]) -> None:
         self.links = links
         self.model = onnx.ModelProto(producer_name=DOMAIN, producer_version=__version__)
         self.model.graph.name = "merged"
-        self.names: set[tuple[str, str]] = set()
-        self.inputs: dict[str, onnx.ValueInfoProto] = {}
+        self.facts: dict[tuple[str, str], Any] = {}
         self.outputs: dict[str, onnx.ValueInfoProto] = {}
         self.linked: dict[str, str] = {}
         self.tensors: dict[Hashable, str] = {}
-        self.opsets: dict[str, int] = {}
-        self.metadata: dict[str, str] = {}
 
     def add(self, model: onnx.ModelProto, argument: str) -> None:
         """Add a model behind those before."""
@@ -96,22 +101,25 @@ class _Merger:
             remedy = "inline it: onnx.inliner.inline_local_functions"
             raise ArgumentError(argument, finding, "have operators alone", remedy)
         self.model.ir_version = max(self.model.ir_version, model.ir_version)
-        opsets = {opset.domain: opset.version for opset in model.opset_import}
-        _update(self.opsets, opsets, argument, "opset")
-        metadata = {entry.key: entry.value for entry in model.metadata_props}
-        _update(self.metadata, metadata, argument, "metadata")
+        for opset in model.opset_import:
+            self._agree("opset", opset.domain, opset.version, argument)
+        for entry in model.metadata_props:
+            self._agree("metadata", entry.key, entry.value, argument)
         graph = model.graph
         renamed = {value.name: self._add_input(value, argument) for value in graph.input}
         for tensor in graph.initializer:
             renamed[tensor.name] = self._add_initializer(tensor, argument)
         for node in graph.node:
-            self._claim("node", [node.name], argument)
-            self._claim("value", node.output, argument)
+            self._claim("node", node.name, argument)
+            for name in node.output:
+                self._claim("value", name, argument)
             added = self.model.graph.node.add()
             added.CopyFrom(node)
             _rename([added], renamed)
-        # A value info keeps the whole model that it is part of in memory.
-        self.outputs |= {value.name: deepcopy(value) for value in graph.output}
+        for value in graph.output:
+            self._agree("dtype", value.name, _dtype(value), argument)
+            # A copy, as a value info keeps in memory the whole model that it is part of.
+            self.outputs[value.name] = deepcopy(value)
         self.model.graph.value_info.extend(graph.value_info)
 
     def merged(self) -> onnx.ModelProto:
@@ -119,59 +127,62 @@ class _Merger:
         unused = sorted(self.links.keys() - self.linked.keys())
         if unused:
             finding = Finding.holds(f"{shown(unused[0])}, which is no input of a model")
-            raise ArgumentError("links", finding, "map inputs of later models to earlier outputs")
+            raise ArgumentError("links", finding, _LINKS_RULE)
         graph = self.model.graph
-        graph.input.extend(self.inputs.values())
         inner = set(self.linked.values())
         for name, value in self.outputs.items():
             (graph.value_info if name in inner else graph.output).append(value)
-        self.model.opset_import.extend(helper.make_opsetid(*item) for item in self.opsets.items())
-        helper.set_model_props(self.model, self.metadata)
+        for (subject, name), value in self.facts.items():
+            if subject == "opset":
+                self.model.opset_import.add(domain=name, version=value)
+            elif subject == "metadata":
+                self.model.metadata_props.add(key=name, value=value)
         return self.model
 
     def _add_input(self, value: onnx.ValueInfoProto, argument: str) -> str:
         """Return the name that an input has in the merged model."""
         name = self.links.get(value.name, value.name)
         if name in self.outputs:
+            self._agree("dtype", name, _dtype(value), argument)
             self.linked[value.name] = name
             return name
         if value.name in self.links:
             finding = Finding.holds(f"{shown(name)}, which is no output before {argument}")
-            raise ArgumentError("links", finding, "map inputs of later models to earlier outputs")
-        if name not in self.inputs:
-            self._claim("value", [name], argument)
-            self.inputs[name] = deepcopy(value)
-        elif value.type != self.inputs[name].type:
-            finding = Finding(f"has the input {_text(value)}")
-            rule = f"declare it as an earlier model does, {_text(self.inputs[name])}"
-            raise ArgumentError(argument, finding, rule)
+            raise ArgumentError("links", finding, _LINKS_RULE)
+        if ("input", name) not in self.facts:
+            self._claim("value", name, argument)
+            self.model.graph.input.append(value)
+        self._agree("input", name, helper.printable_value_info(value), argument)
         return name
 
     def _add_initializer(self, tensor: onnx.TensorProto, argument: str) -> str:
         """Return the name that an initializer has in the merged model."""
         content = _content(tensor)
         if content not in self.tensors:
-            self._claim("value", [tensor.name], argument)
+            self._claim("value", tensor.name, argument)
             self.tensors[content] = tensor.name
             self.model.graph.initializer.append(tensor)
         return self.tensors[content]
 
-    def _claim(self, kind: str, names: Iterable[str], argument: str) -> None:
-        """Add names of nodes or values; raise ValueError if an earlier model has one of them."""
-        for name in filter(None, names):
-            if (kind, name) in self.names:
-                finding = Finding(f"has a {kind} {shown(name)}, as an earlier model has")
-                remedy = "give the layers different name_prefix"
-                raise ArgumentError(argument, finding, "have names of its own", remedy)
-            self.names.add((kind, name))
+    def _claim(self, subject: str, name: str, argument: str) -> None:
+        """Note the owner of a name; raise ValueError if that is an earlier model."""
+        owner = self.facts.setdefault((subject, name), argument)
+        if name and owner != argument:
+            finding = Finding(f"has the {subject} {shown(name)}, as {owner} has")
+            remedy = "give the layers different name_prefix"
+            raise ArgumentError(argument, finding, "have names of its own", remedy)
+
+    def _agree(self, subject: str, name: str, value: Any, argument: str) -> None:
+        """Note a fact of all models; raise ValueError if an earlier model says otherwise."""
+        known = self.facts.setdefault((subject, name), value)
+        if value != known:
+            finding = Finding(f"has {subject} {shown(name)}: {shown(value)}")
+            raise ArgumentError(argument, finding, f"have that before it, {shown(known)}")
 
 
-def _update(known: dict[str, Any], new: dict[str, Any], argument: str, subject: str) -> None:
-    """Add entries; raise ValueError if one is known with another value."""
-    for key, value in new.items():
-        if known.setdefault(key, value) != value:
-            finding = Finding(f"has {subject} {shown(key)}: {shown(value)}")
-            raise ArgumentError(argument, finding, f"have that before it, {shown(known[key])}")
+def _dtype(value: onnx.ValueInfoProto) -> str:
+    """Return the name of the dtype of an input or output."""
+    return str(onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type))
 
 
 def _content(tensor: onnx.TensorProto) -> Hashable:
@@ -192,8 +203,3 @@ def _rename(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str]) -> None:
         for attribute in node.attribute:
             for graph in (attribute.g, *attribute.graphs):
                 _rename(graph.node, names)
-
-
-def _text(value: onnx.ValueInfoProto) -> str:
-    """Return dtype, shape and name of a declaration."""
-    return cut(helper.printable_value_info(value))

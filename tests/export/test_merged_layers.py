@@ -160,9 +160,11 @@ def with_function():
     return model
 
 
+OF_INTEGERS = "two (int64[n] u) => (int64[n] v) { v = Neg(u) }"
 OTHER_NAMES = FIRST.replace("x", "x2").replace("c ", "c2 ").replace(", c)", ", c2)")
 MERGE_REFUSALS = {
     "no model": (lambda: export.merge(["model"]), TypeError, "models[0]"),
+    "nothing": (lambda: export.merge([]), ValueError, "models"),
     "no mapping": (lambda: export.merge([], links=[("a", "b")]), TypeError, "links"),
     "function": (lambda: export.merge([with_function()]), ValueError, "models[0]"),
     "opset": (lambda: export.merge([parsed(FIRST), parsed(SECOND, 18)]), ValueError, "models[1]"),
@@ -187,6 +189,14 @@ MERGE_REFUSALS = {
         ValueError,
         "links",
     ),
+    "dtype": (
+        lambda: export.merge(
+            [parsed(FIRST), parsed("two (int64[n] u) => (int64[n] v) {v = Neg(u)}")],
+            links={"u": "y"},
+        ),
+        ValueError,
+        "models[1]",
+    ),
     "no output": (
         lambda: export.merge([parsed(FIRST), parsed(SECOND)], links={"m": "z"}),
         ValueError,
@@ -202,7 +212,7 @@ def test_merge_refuses(name):
 
 def test_layers_without_prefixes_are_told_of_them(rng):
     with pytest.raises(
-        ValueError, match=r"`models\[1\]` has a .*; give the layers different name_"
+        ValueError, match=r"`models\[1\]` has the .*; give the layers different name_"
     ):
         export.merge([layer(rng), layer(rng)])
 
