@@ -112,9 +112,9 @@ def test_merge_leaves_its_models_as_they_are(rng):
     onnx.checker.check_model(merged, full_check=True)
 
 
-def parsed(text, opset=17, **tensors):
+def parsed(text, opset=17, ir=8, **tensors):
     """Return a model of a graph in text, with initializers."""
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> {text}')
+    model = onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}]> {text}')
     for name, array in tensors.items():
         model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
     return model
@@ -146,6 +146,20 @@ def test_subgraphs_read_the_shared_initializer_and_the_linked_output():
     x = np.array([1], np.float32)
     results = [session.run(None, {"x": x, "b": np.array(b)})[0].item() for b in (True, False)]
     assert results == [11, 30]
+
+
+def test_the_newest_ir_version_is_kept():
+    for versions in ([8, 10], [10, 8]):
+        first, second = versions
+        merged = export.merge([parsed(FIRST, ir=first), parsed(SECOND, ir=second)])
+        assert merged.ir_version == 10
+
+
+def test_initializers_of_other_dtypes_or_shapes_stay():
+    bits = np.array([1, 2], np.float32)
+    first = parsed(FIRST, t1=bits, t2=bits.view(np.int32))
+    merged = export.merge([first, parsed(SECOND, t3=bits[None], t4=bits)])
+    assert [tensor.name for tensor in merged.graph.initializer] == ["t1", "t2", "t3"]
 
 
 def with_metadata(text):
