@@ -17,18 +17,32 @@ from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64
 
 from .checks import check_arrays, check_attention, check_rotary_embedding, plain_attention_options
-from .graph import BATCH, CAPACITY, PAST, SEQUENCE, TOTAL, Graph, relayout, tensor_shape
-from .metadata import ATTENTION_DESCRIPTIONS, attention_text, model_metadata, rotation_text
+from .graph import (
+    BATCH,
+    CAPACITY,
+    PAST,
+    SEQUENCE,
+    TOTAL,
+    TOTAL_OF_ROWS,
+    Graph,
+    four_axes,
+    relayout,
+    tensor_shape,
+)
+from .metadata import attention_descriptions, attention_text, model_metadata, rotation_text
 from .nodes import (
     MASK_INPUT,
     MASK_SHAPES,
     PAST_LENGTHS,
+    Lengths,
+    masked_ids,
+    masked_lengths,
     rms_norm,
     sequence_lengths,
     shared_cache_lengths,
 )
-from .options import INPUT, NORM_EPSILON, SCALES, AttentionOptions
-from .rope_model import batch_and_sequence, build_rotator, position_inputs
+from .options import INPUT, NAMES, NORM_EPSILON, OPTIMUM_NAMES, SCALES, AttentionOptions
+from .rope_model import batch_and_sequence, build_rotator, of_axes, position_inputs, position_values
 from .targets import TARGETS
 from .targets.base import Attention, Rotator
 
@@ -55,13 +69,15 @@ def export_attention(
     past: bool = True,
     cache: str = "growing",
     cache_dtype: DTypeLike | None = None,
-    batch_chunks: bool | None = None,
+    batch_chunks: bool = False,
     positions: str = "past",
     max_positions: int | None = None,
     weights: Mapping[str, ArrayLike] | None = None,
     v_head_dim: int | None = None,
     opset: int | None = None,
     name_prefix: str = "",
+    names: str = "rope_cpu",
+    layer: int | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> onnx.ModelProto:
     """Return an ONNX model of attention with rotated queries and keys.
@@ -83,10 +99,11 @@ def export_attention(
         num_kv_heads is num_heads.
     target : {"onnx", "primitive", "ort"}
         "onnx": Attention and RotaryEmbedding, opset 23. "primitive": operators of opset 14; the
-        only target in float64. "ort": com.microsoft GroupQueryAttention, which rotates too. That
-        one needs `max_positions`, positions "past", `causal`, a head_dim and a rotary_dim that are
-        multiples of 16, and a v_head_dim equal to head_dim; several new tokens on a growing past
-        need a batch of 1.
+        only target in float64. "ort": com.microsoft GroupQueryAttention. That one needs `causal`, a
+        head_dim that is a multiple of 8, and a v_head_dim equal to head_dim; several new tokens on
+        a growing past need a batch of 1. It rotates too where it has `max_positions`, positions
+        "past", and a head_dim and a rotary_dim that are multiples of 16; elsewhere q and k are
+        rotated before it.
     dtype : dtype
         Dtype of inputs and outputs: float32, float16, bfloat16 or float64. float16 and bfloat16 are
         computed in float32.
@@ -127,9 +144,9 @@ def export_attention(
     cache_dtype : dtype, optional
         int8: a shared cache of whole numbers, target "ort" only. Inputs k_scale and v_scale,
         float32 (1, kv_heads, 1, head_dim), hold the size of a unit; larger vectors are clipped.
-    batch_chunks : bool, optional
-        Whether target "ort" takes several new tokens on a shared past for a batch above 1, which
-        needs onnxruntime 1.32. None: as the installed onnxruntime has it. Other targets always do.
+    batch_chunks : bool
+        Whether target "ort" takes several new tokens on a shared past for a batch above 1. The file
+        needs onnxruntime 1.32 then. Other targets always do.
     positions : {"past", "position_ids"}
         "past": tokens are numbered on from the past. "position_ids": an input, as in `export_rope`.
     max_positions : int, optional
@@ -145,6 +162,16 @@ def export_attention(
     name_prefix : str
         Prefix of all names in the graph, inputs and outputs included, and of the metadata keys, so
         that `onnx.compose.merge_models` joins layers: "layers.0." for example.
+    names : {"rope_cpu", "optimum"}
+        "optimum": names of a whole decoder that optimum and onnxruntime-genai know, which take no
+        prefix: past_key_values.N.key and .value, present.N.key and .value of layer N, position_ids,
+        and attention_mask, int64 (batch, tokens of past and of this step), 0 for padding. Positions
+        "past" are then numbers of tokens before a token, padding not counted. With cache "shared"
+        the mask stands in place of past_lengths: a row has as many tokens as the mask has ones in
+        the columns before the new tokens; padding behind them is overwritten, and a mask with
+        padding in the column of the first new token fails when the model runs.
+    layer : int, optional
+        The index N of these names, from 0.
     metadata : mapping of str to str, optional
         Further metadata entries of the model. Keys that the export itself writes are refused.
 
@@ -203,12 +230,23 @@ def export_attention(
         hidden=arrays["q"].shape[1] if "q" in arrays else None,
         output=arrays["o"].shape[0] if "o" in arrays else None,
         name_prefix=name_prefix,
+        names=names,
+        layer=layer,
     )
     options = plain_attention_options(given)
     check_attention(options, rope)
     check_arrays(options, rope.head_dim, arrays)
     builder = _ModelBuilder(rope, options, arrays)
     return builder.build(model_metadata(rope, options, metadata))
+
+
+def _rename(model: onnx.ModelProto, names: dict[str, str]) -> None:
+    """Give values of a model other names, {old: new}."""
+    for node in model.graph.node:
+        for values in (node.input, node.output):
+            values[:] = [names.get(value, value) for value in values]
+    for value in (*model.graph.input, *model.graph.output):
+        value.name = names.get(value.name, value.name)
 
 
 def _projection_weights(weights: Mapping[str, ArrayLike] | None) -> dict[str, Float64]:
@@ -301,11 +339,9 @@ class _ModelBuilder:
         options = self.options
         names = self._declare_inputs()
         sizes = batch_and_sequence(graph, names[0], options.layout)
-        if options.is_shared:
-            lengths = shared_cache_lengths(graph, *sizes)
-        else:
-            lengths = sequence_lengths(graph, sizes[1], "past_key" if options.past else None)
-        rotator = build_rotator(graph, self.rope, self.rotation, sizes, lengths.past)
+        lengths = self._lengths(*sizes)
+        ids = self._positions(sizes, lengths)
+        rotator = build_rotator(graph, self.rope, self.rotation, sizes, ids)
         inputs = {name: self._to_compute_dtype(name) for name in names}
         if options.hidden is not None:
             inputs = dict.fromkeys("qkv", inputs["hidden"])
@@ -320,12 +356,31 @@ class _ModelBuilder:
             "rotary_attention",
             opset=options.opset,
             doc=f"{attention_text(options)} {rotation_text(self.rope)}",
-            descriptions=ATTENTION_DESCRIPTIONS,
+            descriptions=attention_descriptions(options),
             metadata=metadata,
         )
         if options.name_prefix:
             onnx.compose.add_prefix(model, options.name_prefix, inplace=True)
+        if options.names != NAMES[0]:
+            _rename(
+                model,
+                {f"{options.name_prefix}{name}": options.name(name) for name in OPTIMUM_NAMES},
+            )
         return model
+
+    def _lengths(self, batch: str, sequence: str) -> Lengths:
+        """Return the lengths of past and present, from the past or from the rows' own lengths."""
+        options = self.options
+        if not options.is_shared:
+            return sequence_lengths(self.graph, sequence, "past_key" if options.past else None)
+        past = masked_lengths(self.graph, sequence) if options.has_token_mask else PAST_LENGTHS
+        return shared_cache_lengths(self.graph, batch, sequence, past)
+
+    def _positions(self, sizes: tuple[str, str], lengths: Lengths) -> str:
+        """Return the position ids of the new tokens."""
+        if self.options.follows_mask:
+            return of_axes(self.graph, self.rope, masked_ids(self.graph, lengths))
+        return position_values(self.graph, self.rope, self.rotation, sizes, lengths.past)
 
     def _declare_inputs(self) -> list[str]:
         """Declare all inputs; return the names of q, k and v, or of the hidden states instead."""
@@ -340,7 +395,10 @@ class _ModelBuilder:
             length = CAPACITY if options.is_shared else PAST
             graph.input("past_key", options.cached_dtype, self._cache_shape("k", length))
             graph.input("past_value", options.cached_dtype, self._cache_shape("v", length))
-        if options.is_shared:
+        if options.has_token_mask:
+            columns = TOTAL_OF_ROWS if options.is_shared else TOTAL
+            graph.input(MASK_INPUT, np.int64, [BATCH, columns])
+        elif options.is_shared:
             graph.input(PAST_LENGTHS, np.int64, [BATCH])
         for declaration in position_inputs(self.rope, self.rotation):
             graph.input(*declaration)
@@ -378,9 +436,14 @@ class _ModelBuilder:
         with graph.scope(name):
             if projected:
                 x = self._project(x, name)
-            x = relayout(graph, x, self.options.layout, self.target.attention_layout, heads, width)
+            layout = self.options.layout
+            attention_layout = self.target.attention_layout
             if self.options.qk_norm != "none" and name != "v":
+                by_head = four_axes(attention_layout)
+                x = relayout(graph, x, layout, by_head, heads, width)
                 x = self._norm(x, name, width)
+                layout = by_head
+            x = relayout(graph, x, layout, attention_layout, heads, width)
             if name == "v":
                 is_rounded = projected and self.options.cache_dtype is None
                 return self._round_as_cached(x) if is_rounded else x

@@ -63,6 +63,8 @@ TELLING = re.compile("qk|sink|window|softcap|causal|bidirectional")
 DTYPES = ("F64", "F32", "F16", "BF16")
 
 INDEX_SUFFIX = ".safetensors.index.json"
+# The weights in the folder of a model, in the order in which transformers looks for them.
+FOLDER_FILES = ("model.safetensors", f"model{INDEX_SUFFIX}")
 
 
 def attention_options(
@@ -125,8 +127,9 @@ def attention_weights(
     Parameters
     ----------
     tensors : mapping of str to array, or path
-        A state dict, of NumPy arrays or of PyTorch tensors; or a safetensors file, or the
-        *.safetensors.index.json of several. Names are those of the checkpoint, with any prefix.
+        A state dict, of NumPy arrays or of PyTorch tensors; or a safetensors file, the
+        *.safetensors.index.json of several, or a folder with model.safetensors or
+        model.safetensors.index.json. Names are those of the checkpoint, with any prefix.
         They tell its pairing too: `in_proj` of Gradium's Phonon has pairs (2i, 2i+1), and its rows
         are reordered to those of `q_proj` and `k_proj`, as transformers loads them.
     config : path or mapping
@@ -530,18 +533,29 @@ class SafetensorsTensors(Mapping[str, Array]):
 
 
 def open_tensors(path: str | PathLike[str]) -> SafetensorsTensors:
-    """Return the tensors of a safetensors file, or of those that an index lists.
+    """Return the tensors of a safetensors file, of those that an index lists, or of a folder.
 
     Raises ValueError if the file is another one, OSError if it cannot be read.
     """
     file = Path(path)
+    if file.is_dir():
+        file = _weights_in(file)
     if file.name.endswith(INDEX_SUFFIX):
         files = _weight_map(file)
         return SafetensorsTensors({name: file.parent / part for name, part in files.items()})
     if file.suffix != ".safetensors":
-        rule = f"be a file *.safetensors or *{INDEX_SUFFIX}"
+        rule = f"be a file *.safetensors or *{INDEX_SUFFIX}, or a folder"
         raise ArgumentError("tensors", str(path), rule)
     return SafetensorsTensors(dict.fromkeys(_opened(file).keys(), file))
+
+
+def _weights_in(folder: Path) -> Path:
+    """Return the weights of a model's folder: one file, or the index of several."""
+    for name in FOLDER_FILES:
+        if (folder / name).is_file():
+            return folder / name
+    finding = Finding(f"is the folder {shown(str(folder))}")
+    raise ArgumentError("tensors", finding, f"hold {' or '.join(FOLDER_FILES)}")
 
 
 def _opened(path: Path) -> Any:

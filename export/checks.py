@@ -28,7 +28,7 @@ from rope_cpu.array_types import DTYPES, Float64
 
 from .graph import LAYOUTS
 from .nodes import MASK_SHAPES
-from .options import INPUT, NORM_EPSILON, AttentionOptions, RopeOptions
+from .options import INPUT, NAMES, NORM_EPSILON, AttentionOptions, RopeOptions
 from .targets import TARGETS, Target
 from .targets.ort import runtime_takes_query_lengths
 
@@ -60,7 +60,10 @@ def check_one_length(rope: RotaryEmbedding) -> None:
     """Raise ValueError unless `rope` has the frequencies of exactly one sequence length."""
     spec = rope.spec
     if spec.needs_length:
-        finding = Finding(f"has rope type {spec.rope_type!r}, which depends on the sequence length")
+        finding = Finding(
+            f"has rope type {spec.rope_type!r}, which depends on the sequence length "
+            f"({spec.length_ranges})"
+        )
         raise ArgumentError("rope", finding, "be for one length", _ONE_LENGTH)
     if len(spec.inv_freq) > 1:
         finding = Finding(f"holds frequencies for {len(spec.inv_freq)} batch rows")
@@ -77,7 +80,6 @@ def plain_rope_options(options: RopeOptions) -> RopeOptions:
 def plain_attention_options(options: AttentionOptions) -> AttentionOptions:
     """Return the options in plain types; raise TypeError or ValueError at the first wrong one."""
     options = replace(options, **_plain_values(options, _ATTENTION_VALUES))
-    options = replace(options, batch_chunks=_batch_chunks(options))
     _raise_first(_attention_problems(options))
     if options.hidden is not None:
         return replace(options, layout="bsd")  # hidden states are (batch, seq, width)
@@ -206,6 +208,23 @@ def _attention_problems(options: AttentionOptions) -> Iterator[ArgumentError]:
         if options.qk_norm == "none" and value != default:
             yield ArgumentError(name, value, "be left out, as there is no `qk_norm` that uses it")
     yield from _cache_problems(options)
+    yield from _name_problems(options)
+
+
+def _name_problems(options: AttentionOptions) -> Iterator[ArgumentError]:
+    """Yield the broken rules of the names of a whole decoder."""
+    if options.names == "rope_cpu":
+        if options.layer is not None:
+            rule = "be left out, as `names` is 'rope_cpu'"
+            yield ArgumentError("layer", options.layer, rule, "or give `names`='optimum'")
+        return
+    if options.layer is None:
+        yield ArgumentError("layer", None, "be the index in the names, as `names` is 'optimum'")
+    if not options.past:
+        yield ArgumentError("past", False, "be left out, as `names` is 'optimum'")
+    if options.mask != "none":
+        rule = "be left out, as `names` is 'optimum': attention_mask says which tokens are padding"
+        yield ArgumentError("mask", options.mask, rule)
 
 
 def _cache_problems(options: AttentionOptions) -> Iterator[ArgumentError]:
@@ -225,6 +244,10 @@ def _cache_problems(options: AttentionOptions) -> Iterator[ArgumentError]:
         rule = f"be left out with target {options.target!r}"
         able = _capable_targets(lambda other: other.int8_cache)
         yield ArgumentError("cache_dtype", options.cache_dtype, rule, able)
+    takes_chunks = options.is_shared or TARGETS[options.target].takes_chunks
+    if options.batch_chunks and not takes_chunks:
+        rule = f"be left out with target {options.target!r} and `cache` 'growing'"
+        yield ArgumentError("batch_chunks", True, rule, "or give `cache`='shared'")
 
 
 def _check_coordinates(rope: RotaryEmbedding, positions: str) -> None:
@@ -252,23 +275,6 @@ def _target_opset(target: Target, opset: int | None, cache: str | None) -> int:
         rule = f"be from {first} to {last}, the opsets of target {target.name!r}"
         raise ArgumentError("opset", opset, rule)
     return opset
-
-
-def _batch_chunks(options: AttentionOptions) -> bool:
-    """Return whether several new tokens on a past work for a batch above 1.
-
-    None: as the target has it, in onnxruntime's operator as the installed release has it.
-    """
-    target = TARGETS[options.target]
-    wanted = options.batch_chunks
-    is_optional = options.is_shared and not target.takes_chunks
-    if wanted is None:
-        return target.takes_chunks or (is_optional and runtime_takes_query_lengths())
-    if wanted == target.takes_chunks or is_optional:
-        return wanted
-    rule = f"be {target.takes_chunks} with target {target.name!r} and `cache` {options.cache!r}"
-    remedy = "" if target.takes_chunks else "or give `cache`='shared'"
-    raise ArgumentError("batch_chunks", wanted, rule, remedy)
 
 
 def _plain_values(
@@ -376,6 +382,8 @@ _ATTENTION_VALUES: dict[str, ValueCheck] = _COMMON_VALUES | {
     "mask": _one_of(MASKS),
     "cache": _one_of(CACHES),
     "cache_dtype": _optional(_dtype_of([np.dtype(np.int8)])),
-    "batch_chunks": _optional(boolean),
+    "batch_chunks": boolean,
     "name_prefix": _prefix,
+    "names": _one_of(NAMES),
+    "layer": _optional(lambda name, value: whole_number(name, value, 0, limits.LAYERS)),
 }

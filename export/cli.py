@@ -37,11 +37,12 @@ from . import files
 from .checkpoint import check_known, layer_options, layer_type_at, layer_weights
 from .checks import ATTENTION_POSITIONS, CACHES, MASKS, POSITIONS
 from .graph import LAYOUTS
+from .options import NAMES
 from .targets import TARGETS
 from .validation.validate import MAX_SEED
 
 GRAPH_OPTIONS = ("target", "dtype", "layout", "positions", "max_positions", "opset")
-ATTENTION_GRAPH_OPTIONS = ("mask", "cache", "cache_dtype", "name_prefix")
+ATTENTION_GRAPH_OPTIONS = ("mask", "cache", "cache_dtype", "batch_chunks", "name_prefix", "names")
 ATTENTION_OPTIONS = ("weights", *ATTENTION_GRAPH_OPTIONS)
 
 # Names for --set, fields of `Attention`: numbers, truth values, and parts of a model's attention
@@ -82,8 +83,7 @@ def _add_rope_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target",
         choices=TARGETS,
-        default="onnx",
-        help="operators of the graph (default: onnx)",
+        help="operators of the graph (default: onnx; for a shared cache ort)",
     )
     parser.add_argument(
         "--dtype",
@@ -132,9 +132,9 @@ def _add_attention_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--weights",
         type=Path,
-        metavar="FILE",
-        help="safetensors file, or its index, with the layer's weights; the input is then hidden "
-        "states (default: inputs q, k, v, and the model's norms and sinks)",
+        metavar="PATH",
+        help="model folder, safetensors file or its index, with the layer's weights; the input is "
+        "then hidden states (default: inputs q, k, v, and the model's norms and sinks)",
     )
     group.add_argument(
         "--set",
@@ -152,13 +152,26 @@ def _add_attention_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--cache",
         choices=CACHES,
-        help="growing: each step returns a longer cache (default); shared: written in place; "
-        "fastest with target ort, while onnx reads the whole capacity at each step",
+        help="growing: each step returns a longer cache (default); shared: written in place, by "
+        "default with target ort, as onnx reads the whole capacity at each step",
     )
     group.add_argument(
         "--cache-dtype",
         choices=("int8",),
         help="dtype of a shared cache, with scales as inputs (default: that of --dtype)",
+    )
+    group.add_argument(
+        "--batch-chunks",
+        action="store_true",
+        default=None,
+        help="target ort: several new tokens on a shared past for a batch above 1 too; the file "
+        "needs onnxruntime 1.32",
+    )
+    group.add_argument(
+        "--names",
+        choices=NAMES,
+        help="optimum: past_key_values.N.key, present.N.key and attention_mask, for the layer N of "
+        "--layer (default: rope_cpu)",
     )
     group.add_argument(
         "--name-prefix",
@@ -226,6 +239,8 @@ def export_model_attention(
     rope = rotation(args, config)
     weights = _weights(args, config, options, departures)
     options |= weights | _graph_options(args, config)
+    if args.names == "optimum":
+        options["layer"] = args.layer
     metadata = model_metadata(args, config, departures)
     model = export.export_attention(rope, **options, metadata=metadata)
     _print_notes(facts)
@@ -238,6 +253,8 @@ def _check_usage(args: argparse.Namespace) -> None:
         raise UsageError(
             "--inverse and --attention are both given; attention rotates forward; drop --inverse"
         )
+    if args.names == "optimum" and args.layer is None:
+        raise UsageError("--names optimum needs the index of the layer; give --layer")
     if args.weights is not None and args.layer_type is not None:
         raise UsageError(
             "--weights and --layer-type are both given; give --layer instead of the type"
@@ -253,8 +270,8 @@ def rotation(args: argparse.Namespace, config: ModelConfig) -> RotaryEmbedding:
     if args.seq_len is None:
         if rope.spec.needs_length:
             raise UsageError(
-                f"rope type {rope.rope_type!r} depends on the sequence length; give it with "
-                "--seq-len"
+                f"rope type {rope.rope_type!r} depends on the sequence length; give --seq-len: "
+                f"{rope.spec.length_ranges}"
             )
         return rope
     if rope.spec.length_rule is None:
@@ -271,9 +288,10 @@ def _graph_options(args: argparse.Namespace, config: ModelConfig) -> dict[str, A
     An operator that rotates looks cos and sin up in tables, which have a row for each position of
     the model by default.
     """
-    options = given_options(args, (*GRAPH_OPTIONS, *ATTENTION_GRAPH_OPTIONS))
+    target = "ort" if args.cache == "shared" else "onnx"
+    options = {"target": target} | given_options(args, (*GRAPH_OPTIONS, *ATTENTION_GRAPH_OPTIONS))
     key = "max_position_embeddings"
-    needs_tables = TARGETS[args.target].attention_rotates
+    needs_tables = TARGETS[options["target"]].attention_rotates
     if needs_tables and args.max_positions is None and key in config.values:
         options["max_positions"] = whole_number(key, config.values[key], 1, limits.TABLE)
     return options
@@ -338,7 +356,8 @@ def _print_notes(facts: Attention) -> None:
     if facts.shared_layers:
         note = (
             f"num_kv_shared_layers is {facts.shared_layers}: the last {facts.shared_layers} layers "
-            "take an earlier one's k and v; feed those"
+            "take an earlier one's k and v; export them without --weights, and feed those and its "
+            "cache"
         )
         print_lines([note])
 

@@ -33,7 +33,9 @@ BATCH = "batch_size"
 SEQUENCE = "sequence_length"
 PAST = "past_sequence_length"
 TOTAL = f"{PAST} + {SEQUENCE}"
+# Of a shared cache: rows of the buffer, and tokens of the longest row with its padding.
 CAPACITY = "capacity"
+TOTAL_OF_ROWS = "total_sequence_length"
 DIM_NAMES: dict[str, str | int] = {"b": BATCH, "s": SEQUENCE, "t": "tokens"}
 
 Shape = Sequence[str | int]

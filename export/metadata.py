@@ -15,6 +15,7 @@ from rope_cpu.arguments.scalars import choice
 from rope_cpu.arguments.texts import cut, shown
 
 from .checks import plain_attention_options, plain_rope_options
+from .nodes import MASK_INPUT
 from .options import AttentionOptions, RopeOptions
 from .targets.base import pairing_text
 
@@ -48,6 +49,14 @@ ATTENTION_DESCRIPTIONS = POSITION_DESCRIPTIONS | {
     "k_norm_weight": "Weights of the RMS norm of keys, as the checkpoint has them.",
     "sinks": "Attention sinks: for each head a score without a value.",
 }
+
+
+def attention_descriptions(options: AttentionOptions) -> dict[str, str]:
+    """Return the doc strings of inputs and outputs."""
+    if not options.has_token_mask:
+        return ATTENTION_DESCRIPTIONS
+    text = "1 for each token of the past and of this step, 0 for padding."
+    return ATTENTION_DESCRIPTIONS | {MASK_INPUT: text}
 
 
 def attention_text(options: AttentionOptions) -> str:

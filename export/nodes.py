@@ -13,6 +13,7 @@ from rope_cpu import RotaryEmbedding
 from rope_cpu.launch.cos_sin import CosSin
 
 from .graph import BATCH, FLOAT64, SEQUENCE, TOTAL, Graph, Shape
+from .options import AttentionOptions
 
 # Rows of a table that are computed at a time, so that their float64 values stay small.
 TABLE_ROWS = 8192
@@ -20,8 +21,11 @@ TABLE_ROWS = 8192
 MASK_INPUT = "attention_mask"
 PAST_LENGTHS = "past_lengths"
 
+# The name of a node, which onnxruntime's error shows.
+_FIRST_IS_TOKEN = "attention_mask_must_be_1_in_the_column_of_the_first_new_token"
+
 # Shape of the input for each kind of mask.
-_SCORES_SHAPE: Shape = [BATCH, "mask_heads", SEQUENCE, TOTAL]
+_SCORES_SHAPE: Shape = ["mask_batch", "mask_heads", SEQUENCE, TOTAL]
 MASK_SHAPES: dict[str, Shape] = {
     "padding": [BATCH, TOTAL],
     "bool": _SCORES_SHAPE,
@@ -223,14 +227,49 @@ def sequence_lengths(graph: Graph, sequence: str, past_key: str | None) -> Lengt
     return Lengths(sequence, past, total)
 
 
-def shared_cache_lengths(graph: Graph, batch: str, sequence: str) -> Lengths:
+def masked_lengths(graph: Graph, sequence: str) -> str:
+    """Return the number of tokens in each row of a shared cache, (batch,), from the token mask.
+
+    They are the ones in the columns before the new tokens. Padding may lie behind the tokens of a
+    row: a mask that has it before them, or more columns than tokens, fails when the graph runs.
+    """
+    columns = graph.size(MASK_INPUT, 1, "mask_columns")
+    before = graph.node("Sub", [columns, sequence], "mask_columns/before")
+    sizes = graph.node("Concat", [before, sequence], "mask_columns/parts", axis=0)
+    past, new = graph.multi_output_node(
+        "Split", [MASK_INPUT, sizes], "attention_mask", ["past", "new"], axis=1
+    )
+    count = graph.node("ReduceSum", [past, graph.ints(1)], "ones_in_past", keepdims=0)
+    first = graph.node("Slice", [new, graph.ints(0), graph.ints(1), graph.ints(1)], "first_is_one")
+    is_padding = graph.node("Sub", [graph.scalar(1, np.int64), first], "first_is_padding")
+    index = graph.node("ReduceSum", [is_padding, graph.ints(1)], "padding_index", keepdims=0)
+    zero = graph.node("Gather", [graph.ints(0), index], _FIRST_IS_TOKEN)
+    return graph.node("Add", [count, zero], "past_lengths_of_mask")
+
+
+def masked_ids(graph: Graph, lengths: Lengths) -> str:
+    """Return the position of each new token, (batch, seq): the number of ones before it."""
+    count = graph.node("CumSum", [MASK_INPUT, graph.scalar(1, np.int64)], "ones")
+    before = graph.node("Sub", [count, graph.scalar(1, np.int64)], "ones_before")
+    ids = graph.node("Max", [before, graph.scalar(0, np.int64)], "ids_of_all")
+    if lengths.past is not None:
+        part = [lengths.past, graph.ints(np.iinfo(np.int64).max), graph.ints(1)]
+        ids = graph.node("Slice", [ids, *part], "ids_of_new")
+    # A mask of too few columns fails here, where 0 keeps the size of the batch.
+    shape = graph.node("Mul", [lengths.sequence, graph.ints(0, 1)], "ids_shape")
+    return graph.node("Reshape", [ids, shape], "ids")
+
+
+def shared_cache_lengths(graph: Graph, batch: str, sequence: str, past: str) -> Lengths:
     """Return the lengths of the rows of a shared cache, checked when the graph runs.
+
+    past: numbers of tokens in the rows.
 
     ONNX has no operator that fails on purpose. Gather fails outside its data, and onnxruntime's
     error holds the name of the node.
     """
     # One length for many rows would broadcast; reshaped to the batch, it fails instead.
-    past = graph.node("Reshape", [PAST_LENGTHS, batch], "past_lengths_are_one_for_each_row")
+    past = graph.node("Reshape", [past, batch], "past_lengths_are_one_for_each_row")
     graph.value_info(past, np.int64, [BATCH])
     unchecked = graph.node("Add", [past, sequence], "total_length_by_row/unchecked")
     capacity = graph.size("past_key", 2, "capacity")
@@ -271,22 +310,28 @@ def causal_mask(graph: Graph, lengths: Lengths, window: int | None, keys: str | 
     return graph.node("And", [not_later, in_window], "is_near")
 
 
-def boolean_mask(graph: Graph, lengths: Lengths, kind: str, causal: str | None) -> str | None:
+def boolean_mask(
+    graph: Graph, lengths: Lengths, options: AttentionOptions, causal: str | None
+) -> str | None:
     """Return the input mask, if it is boolean, and the causal mask combined; None without either.
 
-    kind: of the input mask. The result is (seq, total), or (batch or 1, heads or 1, seq, total).
+    The result is (seq, total), or (batch or 1, heads or 1, seq, total).
     """
-    if kind not in ("padding", "bool"):
+    if not options.has_boolean_mask:
         return causal
-    mask = _expanded_padding(graph, lengths) if kind == "padding" else MASK_INPUT
+    mask = MASK_INPUT
+    if options.has_token_mask:
+        mask = graph.cast(MASK_INPUT, np.bool_, "is_token")
+    if options.has_padding:
+        mask = _expanded_padding(graph, mask, lengths)
     if causal is None:
         return mask
     return graph.node("And", [mask, causal], "is_allowed")
 
 
-def _expanded_padding(graph: Graph, lengths: Lengths) -> str:
-    """Return the padding mask (batch, total) as (batch, 1, seq, total)."""
-    value = graph.node("Unsqueeze", [MASK_INPUT, graph.ints(1, 2)], "mask_by_head")
+def _expanded_padding(graph: Graph, mask: str, lengths: Lengths) -> str:
+    """Return a padding mask (batch, total) as (batch, 1, seq, total)."""
+    value = graph.node("Unsqueeze", [mask, graph.ints(1, 2)], "mask_by_head")
     # onnxruntime's Attention does not broadcast the query axis. The shape for Expand,
     # [1, 1, seq, 1], is computed as seq·[0, 0, 1, 0] + [1, 1, 0, 1].
     rows = graph.node("Mul", [lengths.sequence, graph.ints(0, 0, 1, 0)], "mask_shape/rows")

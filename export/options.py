@@ -17,6 +17,21 @@ NORM_EPSILON = 1e-6
 
 # The value of an argument that makes its array an input of the graph.
 INPUT = "input"
+# Kinds of masks: true for the keys of tokens, and for the keys that a query attends to.
+PADDING_MASKS = ("padding", "tokens")
+BOOLEAN_MASKS = (*PADDING_MASKS, "bool")
+
+# Whose names the inputs and outputs have.
+NAMES = ("rope_cpu", "optimum")
+# Names of a whole decoder's inputs and outputs, as optimum and onnxruntime-genai have them.
+OPTIMUM_NAMES = {
+    "past_key": "past_key_values.{layer}.key",
+    "past_value": "past_key_values.{layer}.value",
+    "present_key": "present.{layer}.key",
+    "present_value": "present.{layer}.value",
+    "attention_mask": "attention_mask",
+    "position_ids": "position_ids",
+}
 # The inputs that hold the scales of an int8 cache, one for each head and element of a vector.
 SCALES = ("k_scale", "v_scale")
 
@@ -87,13 +102,15 @@ class AttentionOptions:
     past: bool
     cache: str
     cache_dtype: Any
-    batch_chunks: bool | None
+    batch_chunks: bool
     opset: Any
     qk_norm: str
     sinks: str
     hidden: int | None
     output: int | None
     name_prefix: str
+    names: str
+    layer: int | None
 
     @property
     def rotation(self) -> RopeOptions:
@@ -113,6 +130,38 @@ class AttentionOptions:
             max_positions=self.max_positions,
             opset=self.opset,
         )
+
+    def name(self, value: str) -> str:
+        """Return the name in the graph of an input or output."""
+        return name_in_graph(value, self.name_prefix, self.names, self.layer)
+
+    @property
+    def has_token_mask(self) -> bool:
+        """Whether the input attention_mask is an integer for each token, 0 for padding."""
+        return self.names == "optimum"
+
+    @property
+    def follows_mask(self) -> bool:
+        """Whether positions count the tokens of the mask."""
+        return self.has_token_mask and not self.is_shared and self.positions == "past"
+
+    @property
+    def mask_kind(self) -> str:
+        """The kind of mask that attention applies: "tokens" is that of `has_token_mask`.
+
+        A shared cache takes its lengths from that one instead.
+        """
+        return "tokens" if self.has_token_mask and not self.is_shared else self.mask
+
+    @property
+    def has_boolean_mask(self) -> bool:
+        """Whether the mask says which keys a query attends to."""
+        return self.mask_kind in BOOLEAN_MASKS
+
+    @property
+    def has_padding(self) -> bool:
+        """Whether the mask says which keys are padding."""
+        return self.mask_kind in PADDING_MASKS
 
     @property
     def is_shared(self) -> bool:
@@ -159,3 +208,10 @@ class AttentionOptions:
             shapes[name] = (heads * width, self.hidden or 0)
         shapes["o"] = (self.output or 0, self.num_heads * self.v_head_dim)
         return shapes | {f"{name}_bias": shapes[name][:1] for name in "qkvo"}
+
+
+def name_in_graph(value: str, prefix: str, names: str, layer: int | None) -> str:
+    """Return the name in the graph of an input or output; the last three are options."""
+    if names == "optimum" and value in OPTIMUM_NAMES:
+        return OPTIMUM_NAMES[value].format(layer=layer)
+    return f"{prefix}{value}"

@@ -134,7 +134,8 @@ def _build_model(
     for declaration in position_inputs(rope, options):
         graph.input(*declaration)
     sizes = batch_and_sequence(graph, options.inputs[0], options.layout)
-    rotator = build_rotator(graph, rope, options, sizes)
+    ids = position_values(graph, rope, options, sizes)
+    rotator = build_rotator(graph, rope, options, sizes, ids)
     for name, heads in options.heads.items():
         with graph.scope(name):
             x = graph.cast(name, compute_dtype, f"to_{compute_dtype}", source=dtype)
@@ -169,24 +170,36 @@ def position_inputs(
         yield "offset", np.int64, [BATCH]
 
 
-def build_rotator(
+def position_values(
     graph: Graph,
     rope: RotaryEmbedding,
     options: RopeOptions,
     sizes: tuple[str, str],
     first: str | None = None,
-) -> Rotator:
-    """Add the nodes from positions to cos and sin, and return the target's rotator.
+) -> str:
+    """Return the position ids (batch or 1, seq), with several axes (batch or 1, seq, axes).
 
     sizes: batch and sequence, int64 vectors of length 1. first: the position of the first token
     where positions are consecutive, an int64 vector (batch or 1,); None: 0.
     """
     if options.positions == "position_ids":
-        ids = _input_ids(graph, rope, options.layout, sizes)
-    else:
-        if options.positions == "offset":
-            first = "offset"
-        ids = _consecutive_ids(graph, rope, sizes[1], first)
+        return _input_ids(graph, rope, options.layout, sizes)
+    if options.positions == "offset":
+        first = graph.node("Expand", ["offset", sizes[0]], "offset_of_rows")
+    return of_axes(graph, rope, _consecutive_ids(graph, sizes[1], first))
+
+
+def build_rotator(
+    graph: Graph,
+    rope: RotaryEmbedding,
+    options: RopeOptions,
+    sizes: tuple[str, str],
+    ids: str,
+) -> Rotator:
+    """Add the nodes from positions to cos and sin, and return the target's rotator.
+
+    sizes: batch and sequence, int64 vectors of length 1. ids: as of `position_values`.
+    """
     cos_sin = _cos_sin(graph, rope, options, ids)
     rotator = TARGETS[options.target].rotator
     return rotator(graph, rope, cos_sin, options.layout, *sizes, options.compute_dtype)
@@ -220,7 +233,7 @@ def _cos_sin(graph: Graph, rope: RotaryEmbedding, options: RopeOptions, ids: str
 
 
 def _input_ids(graph: Graph, rope: RotaryEmbedding, layout: str, sizes: tuple[str, str]) -> str:
-    """Return position_ids as (batch or 1, seq), with several axes (batch or 1, seq, axes)."""
+    """Return position_ids as (batch, seq), with several axes (batch, seq, axes)."""
     batch, sequence = sizes
     coordinates = [0] if rope.axes > 1 else []
     # One id for many tokens would broadcast. Reshaped to [0, seq], where 0 keeps a size, it fails.
@@ -229,21 +242,30 @@ def _input_ids(graph: Graph, rope: RotaryEmbedding, layout: str, sizes: tuple[st
         shape = graph.node("Mul", [batch, graph.ints(1, *coordinates)], "ids_shape")
         ids = graph.node("Reshape", ["position_ids", shape], "ids")
         return graph.node("Unsqueeze", [ids, graph.ints(1)], "ids_of_tokens")
+    # One row for all is expanded first: the planner of onnxruntime trusts the declared batch.
+    ones = graph.ints(*[1] * (1 + len(coordinates)))
+    shape = graph.node("Concat", [batch, ones], "ids_of_rows/shape", axis=0)
+    rows = graph.node("Expand", ["position_ids", shape], "ids_of_rows")
     shape = graph.node("Mul", [sequence, graph.ints(0, 1, *coordinates)], "ids_shape")
-    ids = graph.node("Reshape", ["position_ids", shape], "ids")
+    ids = graph.node("Reshape", [rows, shape], "ids")
     axes = [rope.axes] if coordinates else []
     graph.value_info(ids, np.int64, [BATCH, SEQUENCE, *axes])
     return ids
 
 
-def _consecutive_ids(graph: Graph, rope: RotaryEmbedding, sequence: str, first: str | None) -> str:
-    """Return first + 0, 1, 2, …, the same on every axis, shaped as those of `_input_ids`."""
+def _consecutive_ids(graph: Graph, sequence: str, first: str | None) -> str:
+    """Return first + 0, 1, 2, …, (batch or 1, seq)."""
     index = arange(graph, sequence, "token_index")
     ids = graph.node("Unsqueeze", [index, graph.ints(0)], "ids")
     if first is not None:
         first_column = graph.node("Unsqueeze", [first, graph.ints(1)], "first_id")
         ids = graph.node("Add", [first_column, ids], "ids_from_first")
-    if rope.axes > 1:
-        column = graph.node("Unsqueeze", [ids, graph.ints(2)], "ids_column")
-        ids = graph.node("Expand", [column, graph.ints(1, 1, rope.axes)], "ids_of_axes")
     return ids
+
+
+def of_axes(graph: Graph, rope: RotaryEmbedding, ids: str) -> str:
+    """Return ids (batch or 1, seq), the same on every axis."""
+    if rope.axes == 1:
+        return ids
+    column = graph.node("Unsqueeze", [ids, graph.ints(2)], "ids_column")
+    return graph.node("Expand", [column, graph.ints(1, 1, rope.axes)], "ids_of_axes")

@@ -157,10 +157,10 @@ def _mask(attention: Attention) -> str | None:
     options = attention.options
     bias = attention.bias
     causal = None
-    beside_operator = options.mask == "padding" or attention.sinks is not None
+    beside_operator = options.has_padding or attention.sinks is not None
     if options.window is not None or (options.causal and beside_operator):
         causal = causal_mask(graph, attention.lengths, options.window)
-    mask = boolean_mask(graph, attention.lengths, options.mask, causal)
+    mask = boolean_mask(graph, attention.lengths, options, causal)
     if bias is None or mask is None:
         return mask or bias
     return mask_as_bias(graph, mask, bias, attention.compute_dtype)

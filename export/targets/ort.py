@@ -14,10 +14,10 @@ import numpy as np
 from onnxruntime.capi import onnxruntime_pybind11_state
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.arguments.errors import ArgumentError, Finding
+from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.frequencies.axes import mrope_pair_axis
 
-from ..graph import BATCH, CAPACITY, FLOAT32, ORT_DOMAIN, SEQUENCE, TOTAL
+from ..graph import BATCH, CAPACITY, FLOAT32, ORT_DOMAIN, SEQUENCE, TOTAL, relayout
 from ..nodes import (
     CosSinValues,
     arange,
@@ -121,16 +121,31 @@ def mrope_attributes(pair_axis: tuple[int, ...]) -> dict[str, Any] | None:
     return None
 
 
+def operator_rotates(rope: RotaryEmbedding, options: AttentionOptions) -> bool:
+    """Return True if GroupQueryAttention itself can rotate queries and keys.
+
+    It looks cos and sin up in tables, at positions that continue from the past: of position_ids it
+    reads the first of a prompt only, and it counts padding too. Its vectors have one block, of a
+    multiple of 16 elements.
+    """
+    continues = options.positions == "past" and not options.follows_mask
+    one_block = len(rope.blocks) == 1
+    whole_16 = rope.head_dim % 16 == 0 and rope.rotary_dim % 16 == 0
+    return continues and options.rotation.tables and one_block and whole_16
+
+
 def attend(attention: Attention, q: str, k: str, v: str) -> tuple[str, str, str]:
-    """Write com.microsoft GroupQueryAttention, which rotates too."""
+    """Write com.microsoft GroupQueryAttention, which rotates too where it can."""
     graph = attention.graph
     options = attention.options
     width = attention.head_dim
-    heads = options.num_heads
     kv_heads = options.num_kv_heads
-    q = graph.node("Reshape", [q, graph.ints(0, 0, heads * width)], "q_packed")
-    k = graph.node("Reshape", [k, graph.ints(0, 0, kv_heads * width)], "k_packed")
-    v = graph.node("Reshape", [v, graph.ints(0, 0, kv_heads * width)], "v_packed")
+    rotates = operator_rotates(attention.rotator.rope, options)
+    if not rotates:
+        with graph.scope("q"):
+            q = attention.rotator.rotate(q, options.num_heads)
+        with graph.scope("k"):
+            k = attention.rotator.rotate(k, kv_heads)
     bias = _bias(attention)
     total = graph.cast(attention.lengths.total, np.int32, "total_length_int32")
     last = _last_indices(attention, total)
@@ -140,7 +155,8 @@ def attend(attention: Attention, q: str, k: str, v: str) -> tuple[str, str, str]
     if shared is not None:
         past = (shared.key, shared.value)
     cos_sin = attention.rotator.cos_sin
-    inputs = [q, k, v, *past, last, total, cos_sin.cos, cos_sin.sin, "", bias or ""]
+    tables = [cos_sin.cos, cos_sin.sin] if rotates else ["", ""]
+    inputs = [q, k, v, *past, last, total, *tables, "", bias or ""]
     inputs += _further_inputs(attention)
     y, keys, values = graph.multi_output_node(
         "GroupQueryAttention",
@@ -148,14 +164,15 @@ def attend(attention: Attention, q: str, k: str, v: str) -> tuple[str, str, str]
         "attend",
         ["", "present_key", "present_value"],
         domain=ORT_DOMAIN,
-        **_attributes(attention),
+        **_attributes(options),
+        do_rotary=int(rotates),
+        rotary_interleaved=int(rotates and attention.rotator.rope.interleaved),
     )
-    graph.value_info(y, attention.compute_dtype, [BATCH, SEQUENCE, heads * width])
+    graph.value_info(y, attention.compute_dtype, [BATCH, SEQUENCE, options.num_heads * width])
     length = TOTAL if shared is None else CAPACITY
     cache_dtype = attention.compute_dtype if options.cache_dtype is None else options.cache_dtype
     for value in (keys, values):
         graph.value_info(value, cache_dtype, [BATCH, kv_heads, length, width])
-    y = graph.node("Reshape", [y, graph.ints(0, 0, heads, width)], "attention_by_head")
     if bias is not None:
         y = _zero_without_keys(attention, y, bias)
     return y, keys, values
@@ -186,13 +203,10 @@ def _further_inputs(attention: Attention) -> list[str]:
     return inputs
 
 
-def _attributes(attention: Attention) -> dict[str, Any]:
-    options = attention.options
+def _attributes(options: AttentionOptions) -> dict[str, Any]:
     attributes: dict[str, Any] = {
         "num_heads": options.num_heads,
         "kv_num_heads": options.num_kv_heads,
-        "do_rotary": 1,
-        "rotary_interleaved": int(attention.rotator.rope.interleaved),
         "scale": options.scale,
     }
     if options.softcap is not None:
@@ -210,27 +224,31 @@ def _bias(attention: Attention) -> str | None:
     graph = attention.graph
     options = attention.options
     causal = None
-    if options.mask != "none":
+    if options.mask_kind != "none":
         causal = causal_mask(graph, attention.lengths, options.window)
-    mask = boolean_mask(graph, attention.lengths, options.mask, causal)
+    mask = boolean_mask(graph, attention.lengths, options, causal)
     if mask is None:
         return attention.bias
     return mask_as_bias(graph, mask, attention.bias, attention.compute_dtype)
 
 
 def _zero_without_keys(attention: Attention, y: str, bias: str) -> str:
-    """Return y (batch, seq, heads, width), with zeros for queries that attend to no key.
+    """Return y (batch, seq, heads·width), with zeros for queries that attend to no key.
 
     GroupQueryAttention may return NaN there.
     """
     graph = attention.graph
+    heads = attention.options.num_heads
+    width = attention.head_dim
     dtype = attention.compute_dtype
     has_key = graph.node("Greater", [bias, graph.scalar(-np.inf, dtype)], "has_key")
     ones = graph.cast(has_key, dtype, "has_key/count")
     count = graph.node("ReduceSum", [ones, graph.ints(-1)], "key_count")
     has_any = graph.node("Greater", [count, graph.scalar(0.0, dtype)], "has_any_key")
     has_any = graph.transpose(has_any, "bhsd", "bshd", "has_any_key/order")
-    return graph.node("Where", [has_any, y, graph.scalar(0.0, dtype)], "attention_of_any_key")
+    y = relayout(graph, y, "bsd", "bshd", heads, width)
+    y = graph.node("Where", [has_any, y, graph.scalar(0.0, dtype)], "attention_of_any_key")
+    return relayout(graph, y, "bshd", "bsd", heads, width)
 
 
 @cache
@@ -246,27 +264,11 @@ def runtime_takes_query_lengths() -> bool:
 
 def attention_problems(rope: RotaryEmbedding, options: AttentionOptions) -> Iterator[ArgumentError]:
     """Yield the reasons why GroupQueryAttention would be wrong or would not run."""
-    if options.positions == "position_ids":
-        rule = f"be 'past', as {ATTENTION_OP} reads the first of a prompt only"
-        yield ArgumentError("positions", options.positions, rule)
     if not options.causal:
         yield ArgumentError("causal", False, f"be True for {ATTENTION_OP}")
-    if options.max_positions is None:
-        rule = f"be the number of rows of the tables that {ATTENTION_OP} needs"
-        yield ArgumentError("max_positions", None, rule)
-    if len(rope.blocks) > 1:
-        finding = Finding(f"has blocks {list(rope.blocks)}")
-        yield ArgumentError("rope", finding, f"have one block for {ATTENTION_OP}")
-    if rope.axes > 1 and not rope.spec.shared_id:
-        finding = Finding(f"has {rope.axes} axes")
-        rule = f"have one, as {ATTENTION_OP} takes one position per token"
-        yield ArgumentError("rope", finding, rule)
-    if rope.head_dim % 16:
-        rule = f"be a multiple of 16 for {ATTENTION_OP}"
+    if rope.head_dim % 8:
+        rule = f"be a multiple of 8 for {ATTENTION_OP}"
         yield ArgumentError("head_dim", rope.head_dim, rule)
-    if rope.rotary_dim % 16 and rope.rotary_dim < rope.head_dim:
-        rule = f"be `head_dim` or a multiple of 16 for {ATTENTION_OP}"
-        yield ArgumentError("rotary_dim", rope.rotary_dim, rule)
     if options.v_head_dim != rope.head_dim:
         rule = f"be `head_dim`, {rope.head_dim}, for {ATTENTION_OP}"
         yield ArgumentError("v_head_dim", options.v_head_dim, rule)
@@ -284,6 +286,7 @@ ORT = Target(
     opsets=(13, 24),
     rotator=OrtRotator,
     attend=attend,
+    attention_layout="bsd",
     attention_rotates=True,
     takes_chunks=False,
     int8_cache=True,

@@ -169,16 +169,16 @@ def _weights(attention: Attention, scores: str) -> str:
         causal = causal_mask(graph, attention.lengths, options.window)
         if attention.lengths.shared is not None:  # (b, 1, s, t): an axis for the groups of heads
             causal = graph.node("Unsqueeze", [causal, graph.ints(1)], "is_near/of_groups")
-    mask = boolean_mask(graph, attention.lengths, options.mask, causal)
+    mask = boolean_mask(graph, attention.lengths, options, causal)
     lowest = graph.scalar(float(np.finfo(dtype).min), dtype)
     if mask is not None:
-        if options.mask in ("padding", "bool"):
+        if options.has_boolean_mask:
             mask = _by_group(attention, mask)
         scores = graph.node("Where", [mask, scores, lowest], "scores/allowed")
     if attention.bias is not None:
         scores = graph.node("Max", [scores, lowest], "scores/finite")
     weights = _softmax(attention, scores)
-    if options.mask == "none":
+    if options.mask_kind == "none":
         return weights
     attended = graph.node("Greater", [scores, lowest], "scores/is_any")
     return graph.node("Where", [attended, weights, graph.scalar(0.0, dtype)], "weights/of_allowed")

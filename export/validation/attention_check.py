@@ -16,6 +16,7 @@ from rope_cpu.array_types import Array, Float64
 
 from ..nodes import MASK_INPUT, PAST_LENGTHS
 from ..options import SCALES, AttentionOptions
+from ..targets import TARGETS
 from .cases import ATTENTION_CASES, SHARED_CACHE_CASES, Case, consecutive, ids_by_axis
 from .check import CaseInputs, Check, Expected, angle_rounding, from_layout, to_layout
 from .session import bind_arrays, run
@@ -82,7 +83,8 @@ class AttentionCheck(Check):
         if len(case.steps) > 1 and not takes_steps:
             return False
         has_chunks = max(case.steps[1:], default=1) > 1
-        return case.batch == 1 or not has_chunks or bool(options.batch_chunks)
+        takes_chunks = options.batch_chunks or TARGETS[options.target].takes_chunks
+        return case.batch == 1 or not has_chunks or takes_chunks
 
     def draw(self, case: Case, rng: np.random.Generator) -> CaseInputs:
         """Return tensors, ids and mask of whole sequences."""
@@ -101,8 +103,11 @@ class AttentionCheck(Check):
             feeds["position_ids"] = ids
         else:
             ids = ids_by_axis(ids, self.rope.axes)
-        if options.mask != "none":
+        if options.mask_kind != "none":
             feeds[MASK_INPUT] = self._draw_mask(rng, case.batch, case.tokens)
+        if options.follows_mask:
+            counted = np.maximum(np.cumsum(feeds[MASK_INPUT], axis=1) - 1, 0)
+            ids = ids_by_axis(counted, self.rope.axes)
         for name, shape in self.array_inputs.items():
             feeds[name] = self._draw_array(rng, name, shape)
         return CaseInputs(feeds, tensors, ids, self._arrays(feeds))
@@ -127,8 +132,8 @@ class AttentionCheck(Check):
         return array.astype(self.dtype)
 
     def _draw_mask(self, rng: np.random.Generator, batch: int, tokens: int) -> Array:
-        kind = self.options.mask
-        if kind == "padding":  # on the left, so that the first queries have no key at all
+        kind = self.options.mask_kind
+        if self.options.has_padding:  # on the left, so that the first queries have no key at all
             padding = rng.integers(0, max(tokens // 2, 1), (batch, 1))
             return np.asarray(np.arange(tokens) >= padding)
         mask: Array = rng.random((batch, self.options.num_heads, tokens, tokens)) < 0.7
@@ -180,8 +185,9 @@ class AttentionCheck(Check):
         if name in self.array_inputs:
             return x
         if name == MASK_INPUT:  # without a shared cache, so that all rows have the same tokens
-            mask = x if self.options.mask == "padding" else x[:, :, token[0]]
-            return np.ascontiguousarray(mask[..., : token[0, -1] + 1])
+            mask = x if self.options.has_padding else x[:, :, token[0]]
+            mask = np.ascontiguousarray(mask[..., : token[0, -1] + 1])
+            return mask.astype(np.int64) if self.options.has_token_mask else mask
         row = np.arange(len(token))[:, None]
         part = x[row, np.minimum(token, x.shape[1] - 1)]
         if name == "position_ids":
@@ -197,27 +203,30 @@ class AttentionCheck(Check):
         layout = self.options.layout
         shapes = [to_layout(np.zeros(shape, np.int8), layout).shape]
         shapes += [(*x.shape[:2], int(token[0, -1]) + 1, x.shape[3]) for x in cache.values()]
-        result, *present = run(self.session, self._prefixed(feeds), shapes)
+        result, *present = run(self.session, self._named(feeds), shapes)
         return from_layout(result, layout, shape), dict(zip(cache, present, strict=False))
 
     def _step_in_buffer(
         self, case: Case, feeds: dict[str, Array], cache: dict[str, Array], token: Array
     ) -> tuple[Array, dict[str, Array]]:
         """Run a step in the buffer, or from one buffer to another."""
-        feeds[PAST_LENGTHS] = np.ascontiguousarray(token[:, 0])
+        if self.options.has_token_mask:
+            feeds[MASK_INPUT] = _mask_of_lengths(token)
+        else:
+            feeds[PAST_LENGTHS] = np.ascontiguousarray(token[:, 0])
         before = {name: x.copy() for name, x in cache.items()}
         present = cache if case.same_buffer else {name: x.copy() for name, x in cache.items()}
         shape = self._result_shape(token)
         result = to_layout(np.zeros(shape, self.dtype), self.options.layout)
         outputs = {"attention": result} | {f"present_{name}": x for name, x in present.items()}
-        bind_arrays(self.session, self._prefixed(feeds), self._prefixed(outputs))()
+        bind_arrays(self.session, self._named(feeds), self._named(outputs))()
         if case.same_buffer:
             _check_untouched(before, present, token)
         return from_layout(result, self.options.layout, shape), present
 
-    def _prefixed(self, arrays: dict[str, Array]) -> dict[str, Array]:
+    def _named(self, arrays: dict[str, Array]) -> dict[str, Array]:
         """Return arrays under the names that the model has for them."""
-        return {f"{self.options.name_prefix}{name}": x for name, x in arrays.items()}
+        return {self.options.name(name): x for name, x in arrays.items()}
 
     def _result_shape(self, token: Array) -> tuple[int, ...]:
         """Return the shape of the result of a step."""
@@ -344,11 +353,18 @@ class AttentionCheck(Check):
         if options.causal:
             mask = mask + attention.causal_mask(tokens, tokens, options.window)
         given = inputs.feeds.get(MASK_INPUT, np.array(True))
-        if options.mask == "padding":
+        if options.has_padding:
             given = given[:, None, None, :]
         if given.dtype == bool:
             return np.where(given, mask, -np.inf)
         return mask + given.astype(np.float64)
+
+
+def _mask_of_lengths(token: Array) -> Array:
+    """Return a token mask (batch, total) for rows whose new tokens are `token`, (batch, count)."""
+    first = token[:, :1]
+    before = np.arange(first.max(initial=0)) < first
+    return np.concatenate([before, np.ones_like(token)], axis=1).astype(np.int64)
 
 
 def _check_untouched(before: dict[str, Array], after: dict[str, Array], token: Array) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -21,9 +22,14 @@ from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import Array
 
 from ..metadata import OPTIONS_KEY
+from ..options import NAMES, name_in_graph
 
-# The parts of a shared cache: input and output of one buffer.
-PARTS = {"past_key": "present_key", "past_value": "present_value"}
+# The parts of a shared cache, input and output of one buffer: patterns of the first name, and
+# forms of the second.
+PARTS = {
+    r"(.*)past_(key|value)": r"\1present_\2",
+    r"past_key_values\.(\d+)\.(key|value)": r"present.\1.\2",
+}
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 BFLOAT16_TYPE = "tensor(bfloat16)"  # as onnxruntime names it
@@ -179,9 +185,10 @@ def _shared_buffers(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> di
     """Return {present: past} of the shared caches; their declared shapes are equal."""
     shared = {}
     for name, value in inputs.items():
-        for past, present in PARTS.items():
-            output = outputs.get(name.removesuffix(past) + present)
-            if name.endswith(past) and output is not None and output.shape == value.shape:
+        for pattern, form in PARTS.items():
+            match = re.fullmatch(pattern, name)
+            output = outputs.get(match.expand(form)) if match else None
+            if output is not None and output.shape == value.shape:
                 shared[output.name] = name
     return shared
 
@@ -254,7 +261,9 @@ def _check_capacities(session: onnxruntime.InferenceSession, feeds: Mapping[str,
         most = options.get("max_positions")
         if options.get("cache") != "shared" or most is None:
             continue
-        name = key.removesuffix(OPTIONS_KEY) + "past_key"
+        prefix = key.removesuffix(OPTIONS_KEY)
+        names = options.get("names", NAMES[0])  # files of older versions have none
+        name = name_in_graph("past_key", prefix, names, options.get("layer"))
         capacity = feeds[name].shape[2]
         if capacity > most:
             finding = Finding(f"has shape {feeds[name].shape}, a capacity of {capacity}")

@@ -128,7 +128,9 @@ def _error_text(error: UsageError, args: argparse.Namespace) -> str:
     if cause.argument in _POSITIONAL:
         return str(error)
     option = f"`--{cause.argument.replace('_', '-')}`"
-    return cause.text(option, "is not given" if cause.finding == "is None" else "")
+    text = cause.text(option, "is not given" if cause.finding == "is None" else "")
+    # The index of a layer is an argument of the library, and an option of some commands.
+    return text.replace("; or give `layer`", "; or give --layer" if "layer" in vars(args) else "")
 
 
 def _pairing_error(cause: AnyArgumentError, interleaved: bool | None) -> str:

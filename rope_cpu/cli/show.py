@@ -96,8 +96,9 @@ def describe(rotation: LayerRotation) -> Iterator[str]:
     yield from map(_line, _pairing_facts(rotation))
     yield from map(_line, _axes_facts(rotation.rope))
     yield from map(_line, _attention_facts(rotation))
-    if rotation.rope.spec.length_rule is not None and rotation.rope.rope_type in ROPE_TYPES:
-        yield _line(("frequencies change", ROPE_TYPES[rotation.rope.rope_type].changes))
+    ranges = rotation.rope.spec.length_ranges
+    if ranges:
+        yield _line(("frequencies by length", ranges))
     for length, rope in rotation.by_length.items():
         if length:
             yield f"  {length}"

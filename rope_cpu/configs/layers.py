@@ -80,7 +80,7 @@ def layer_parameters(
         raise ArgumentError(*asked, rule, "give `layer` or `layer_type`")
     if layer_type is None and layers.only_type in sections:
         layer_type = layers.only_type
-    layer_type, section = _section_of_type(sections, layer_type, layers.known_types)
+    layer_type, section = _section_of_type(sections, layer_type, layers)
     theta = thetas.pop()
     return layer_type, section if theta is None else {**section, "rope_theta": theta}
 
@@ -264,12 +264,13 @@ def _layer_at(
 
 
 def _section_of_type(
-    sections: Sections, layer_type: str | None, known_types: Set[str | None]
+    sections: Sections, layer_type: str | None, layers: ModelLayers
 ) -> tuple[str | None, Config]:
     """Return the section of a layer type, with its name if layer types have their own sections."""
     if ALL_LAYERS in sections:
-        if layer_type not in (None, *known_types):
-            names = cut(", ".join(sorted(repr(name) for name in known_types if name is not None)))
+        known = layers.known_types
+        if layer_type not in (None, *known):
+            names = cut(", ".join(sorted(repr(name) for name in known if name is not None)))
             rule = "be left out, as this config has one rotation for all rotated layers"
             remedy = f"or give one of {names}" if names else ""
             raise ArgumentError("layer_type", layer_type, rule, remedy)
@@ -278,7 +279,11 @@ def _section_of_type(
         layer_type = next(iter(sections))
     section = sections.get(str(layer_type))
     if section is None:
-        names = cut(", ".join(repr(name) for name in sections if sections[name] is not None))
+        rotated = [name for name in sections if sections[name] is not None]
+        names = cut(", ".join(map(repr, rotated)))
         rule = f"be one of {names}" if names else "have rope parameters, which no rotated type has"
-        raise ArgumentError("layer_type", layer_type, rule)
+        remedy = ""
+        if layer_type is None and not layers.by_type.keys().isdisjoint(rotated):
+            remedy = "or give `layer`"
+        raise ArgumentError("layer_type", layer_type, rule, remedy)
     return layer_type, section

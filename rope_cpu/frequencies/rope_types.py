@@ -556,8 +556,9 @@ class RopeType:
         From the parameters of a section to whether the result depends on the sequence length.
     cache_length : callable
         From (length, original length) to the representative of all lengths with equal frequencies.
-    changes : str
-        The lengths at which the frequencies change, for texts.
+    ranges : str
+        The frequencies of shorter and longer sequences, for texts. {original} stands for the
+        original length, {longer} for the next one.
     inert_values : mapping
         Keys that the type does not read, with the values at which they have no effect. Other
         values are refused: YaRN's first code, SGLang and transformers differ in their meaning.
@@ -569,7 +570,7 @@ class RopeType:
     compute: Callable[..., Result]
     depends_on_length: Callable[[Mapping[str, Any]], bool] = _never
     cache_length: Callable[[int, int], int] = lambda length, original: length
-    changes: str = "at every token"
+    ranges: str = "others at every token"
     inert_values: Mapping[str, float] = field(default_factory=dict)
     pairs_whole_head: bool = False
 
@@ -600,13 +601,13 @@ ROPE_TYPES: dict[str, RopeType] = {
         dynamic,
         depends_on_length=lambda parameters: not parameters.get("alpha"),
         cache_length=max,
-        changes="at every token past the original length",
+        ranges="up to {original} one base, from {longer} another at every token",
     ),
     "dynamic_powers": RopeType(
         powers,
         depends_on_length=_always,
         cache_length=lambda length, original: original << _doublings(length, original),
-        changes="at each doubling of the original length",
+        ranges="up to {original} one base, from {longer} another at each doubling",
     ),
     "yarn": RopeType(yarn, inert_values=_YARN_DEFAULTS),
     "deepseek_yarn": RopeType(deepseek_yarn, inert_values=_YARN_DEFAULTS),
@@ -616,7 +617,7 @@ ROPE_TYPES: dict[str, RopeType] = {
         longrope,
         depends_on_length=_always,
         cache_length=lambda length, original: original + (length > original),
-        changes="once, at the original length",
+        ranges="up to {original} the short factors, from {longer} the long ones",
     ),
     "llama3": RopeType(llama3),
     "proportional": RopeType(proportional, pairs_whole_head=True),

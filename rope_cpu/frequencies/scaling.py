@@ -111,6 +111,12 @@ class ScalingRule:
         return int(original or parameters["max_position_embeddings"])
 
     @property
+    def ranges(self) -> str:
+        """The frequencies of shorter and longer sequences, for texts."""
+        original = self.original_length
+        return ROPE_TYPES[self.rope_type].ranges.format(original=original, longer=original + 1)
+
+    @property
     def depends_on_length(self) -> bool:
         """Whether the frequencies depend on the sequence length."""
         return ROPE_TYPES[self.rope_type].depends_on_length(dict(self.parameters))

@@ -36,6 +36,11 @@ class LengthRule(Protocol):
         """Length in tokens up to which the frequencies are the original ones."""
         ...
 
+    @property
+    def ranges(self) -> str:
+        """The frequencies of shorter and longer sequences, for texts."""
+        ...
+
     def at_length(self, length: int) -> tuple[Float64, float]:
         """Compute inv_freq (pairs,) of one axis, and the attention factor, for one length."""
         ...
@@ -152,6 +157,11 @@ class RopeSpec:
         """Whether `at_length` must be called before anything is rotated."""
         return self.length_rule is not None and self.lengths is None
 
+    @property
+    def length_ranges(self) -> str:
+        """The frequencies of shorter and longer sequences, for texts; "" without a length rule."""
+        return "" if self.length_rule is None else self.length_rule.ranges
+
     def check_length(self) -> None:
         """Check that the frequencies are those of a known sequence length.
 
@@ -162,8 +172,9 @@ class RopeSpec:
         """
         if self.needs_length:
             raise ValueError(
-                f"rope type {self.rope_type!r} depends on the sequence length; call "
-                "`at_length(seq_len)` first and rotate queries and keys with the result"
+                f"rope type {self.rope_type!r} depends on the sequence length "
+                f"({self.length_ranges}); call `at_length(seq_len)` first and rotate queries and "
+                "keys with the result"
             )
 
     def pair_elements(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

@@ -54,6 +54,7 @@ def test_errors_of_output_files_do_not(tmp_path, capsys):
 
 
 GEMMA = {"model_type": "gemma3_text", "hidden_size": 64, "num_attention_heads": 4, "head_dim": 16}
+NO_TYPE = "`--layer-type` is not given; it must be one of 'sliding_attention', 'full_attention'"
 INT8 = "export -o a.onnx --layer-type full_attention --attention --cache-dtype int8 --target ort"
 
 
@@ -61,7 +62,9 @@ INT8 = "export -o a.onnx --layer-type full_attention --attention --cache-dtype i
     ("words", "start"),
     [
         ("export -o a.onnx --layer-type x", "`--layer-type` is 'x'; it must be one"),
-        ("export -o a.onnx", "`--layer-type` is not given; it must be one of"),
+        ("export -o a.onnx", f"{NO_TYPE}; or give --layer; see"),
+        ("export -o a.onnx --attention", f"{NO_TYPE}; or give --layer; see"),
+        ("bench --list --config", f"{NO_TYPE}; see"),
         ("export -o a.txt --layer-type full_attention", "`--output` is 'a.txt'"),
         (INT8, "`--cache-dtype` is 'int8'; it must be left out, as `cache` is 'growing'"),
     ],
@@ -81,6 +84,7 @@ LLAMA = {
     "num_hidden_layers": 2,
     "no_rope_layers": [1, 0],
 }
+ONNX_INT8 = "--attention --target onnx --cache shared --cache-dtype int8"
 
 
 @pytest.mark.parametrize(
@@ -92,8 +96,8 @@ LLAMA = {
         ("--dtype float64", "`--dtype` is 'float64'; it must be one of float32"),
         ("--layout thd --positions none", "`--positions` is 'none'; it must be 'position_ids'"),
         ("--attention --cache shared --mask padding", "`--mask` is 'padding'; it must be left out"),
-        ("--attention --cache shared --cache-dtype int8", "`--cache-dtype` is 'int8'; it must be"),
-        ("--attention --target ort --positions position_ids", "`--positions` is 'position_ids';"),
+        (ONNX_INT8, "`--cache-dtype` is 'int8'; it must be left out with target 'onnx'"),
+        ("--attention --positions offset", "`--positions` is 'offset'; it must be one of past, "),
     ],
 )
 def test_refusals_of_the_export_name_options(options, start, tmp_path, monkeypatch, capsys):

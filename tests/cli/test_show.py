@@ -74,8 +74,9 @@ RMS = "before the rotation: RMS norm of each head,"
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (PHI3, ["short_factor 16 values, 1 … 1", "frequencies change once, at the original"]),
+        (PHI3, ["short_factor 16 values, 1 … 1", "frequencies by length up to 64 the short fac"]),
         ({**LLAMA3, **DYNAMIC}, ["at 100 tokens", "at 400 tokens"]),
+        ({**LLAMA3, **DYNAMIC}, ["frequencies by length up to 100 one base, from 101 another at"]),
         ({**SIZES, "model_type": "qwen2_vl_text", **DYNAMIC}, ["at 100 tokens", "at 400 tokens"]),
         # (0.1·μ·ln 40 + 1)² of the scores: 1.8738… for mscale_all_dim μ = 1, 1.4029… for 0.5;
         # the rotation has the ratio (0.1·ln 40 + 1) / (0.1·μ·ln 40 + 1).
@@ -237,7 +238,7 @@ def test_a_new_rope_type_is_one_row_of_the_table(monkeypatch, shown):
     section = {"rope_theta": 1e4, "rope_type": "new", "factor": 4.0}
     config = {"model_type": "llama", "head_dim": 16, "max_position_embeddings": 64}
     lines = shown({**config, "rope_parameters": section})
-    assert "frequencies change at every token" in lines
+    assert "frequencies by length others at every token" in lines
     assert "at 256 tokens" in lines
 
 

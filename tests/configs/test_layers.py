@@ -33,7 +33,8 @@ def test_layer_types(given: dict[str, Any]) -> None:
     )
     np.testing.assert_allclose(full.inv_freq, inv_freq(64, 1e6) / 8, rtol=1e-14)
     np.testing.assert_allclose(local.inv_freq, inv_freq(64, 1e4), rtol=1e-14)
-    with pytest.raises(ValueError, match=r"`layer_type` is None; .*'full_attention'"):
+    words = r"`layer_type` is None; .*'full_attention'.*; or give `layer`"
+    with pytest.raises(ValueError, match=words):
         read(GEMMA3, given)
     with pytest.raises(ValueError, match="`layer_type` is 'local'; it must be one of"):
         read(GEMMA3, given, layer_type="local")
@@ -120,6 +121,9 @@ def test_which_layers_are_rotated(keys: dict[str, Any], expected: list[int]) -> 
 
 
 TWO = {"num_hidden_layers": 2}
+BASES = {"a": 1e4, "b": 2e4}
+BY_TYPE = {name: {"rope_type": "default", "rope_theta": theta} for name, theta in BASES.items()}
+UNLISTED = {"head_dim": 8, "rope_parameters": BY_TYPE, **TWO}  # without layer_types
 FIRST = {"layer": 0}
 FULL = {"layer_type": "full_attention"}
 LINEAR = {"layer_type": "linear_attention"}
@@ -140,6 +144,7 @@ LAYERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (GRANITE, FIRST | FULL, "`layer` is 0; it must be left out, as `layer_type` is 'f"),
     (of("lara_mini", **TWO), FIRST, "`layer` is 0; it must be left out, as the config has"),
     (of("cohere2", sliding_window_pattern="LG", **TWO), FIRST, "the config has no `layer_types`"),
+    (UNLISTED, {"interleaved": False}, "it must be one of 'a', 'b'$"),
     (of("kolibri1"), FULL, "it must select a layer that is rotated"),
     (of("qwen3_next"), LINEAR, "it must select a layer that is rotated"),
 ]

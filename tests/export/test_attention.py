@@ -16,6 +16,7 @@ from conftest import DTYPES
 from onnx import helper, numpy_helper
 
 from rope_cpu import RotaryEmbedding, export
+from rope_cpu.export.targets import TARGETS
 from rope_cpu.export.validation import session as runtime
 
 ROPE = RotaryEmbedding(32, rope_theta=500.0)
@@ -81,7 +82,6 @@ def test_export_attention_with_masks(target, window, mask, rng):
     assert (want[0] == 0).all(axis=-1).any()
 
 
-@pytest.mark.parametrize("target", SEPARATE)
 @pytest.mark.parametrize("table", [None, 64])
 def test_export_attention_with_position_ids(target, table, rng):
     tensors = draw_tensors(rng)
@@ -89,15 +89,19 @@ def test_export_attention_with_position_ids(target, table, rng):
     model = export.export_attention(
         ROPE, **HEADS, target=target, layout="bshd", positions="position_ids", max_positions=table
     )
-    result, _ = run_steps(model, tensors, (8, 1, 4), ids=ids)
+    steps = (8, 1, 4) if TARGETS[target].takes_chunks else (11, 1, 1)
+    result, (keys, _) = run_steps(model, tensors, steps, ids=ids)
     assert agrees(result, attention(ROPE, *tensors, ids, "float32"))
+    assert agrees(keys.transpose(0, 2, 1, 3), rotated(ROPE, tensors[1], ids, "float32"))
 
 
 ROTATIONS = {
     "interleaved, partial": RotaryEmbedding.from_inv_freq(
         ROPE.inv_freq[:8], head_dim=32, interleaved=True
     ),
+    "partial, 24 wide": RotaryEmbedding.from_inv_freq(ROPE.inv_freq[:12], head_dim=32),
     "scaled": RotaryEmbedding.from_inv_freq(ROPE.inv_freq, attention_factor=1.2),
+    "axial": RotaryEmbedding.axial(32, span="head"),
     "blocks": RotaryEmbedding.from_inv_freq(np.kron(np.eye(2), ROPE.inv_freq[:8]), blocks=2),
     "mrope": RotaryEmbedding.mrope(32, [8, 4, 4], rope_theta=500.0),
 }
@@ -111,10 +115,6 @@ def test_export_attention_of_other_rotations(target, name, rng):
     options = {"num_heads": 4, "num_kv_heads": 1, "layout": "bshd", "target": target}
     options["max_positions"] = 32
     tensors[1:] = [x[:, :, :1] for x in tensors[1:]]
-    if target == "ort" and needs_ids:
-        with pytest.raises(ValueError, match="targets 'primitive'"):
-            export.export_attention(rope, **options, positions="position_ids")
-        return
     if needs_ids:
         ids = rng.integers(0, 32, (2, 13, rope.axes))
         model = export.export_attention(rope, **options, positions="position_ids")
@@ -126,6 +126,30 @@ def test_export_attention_of_other_rotations(target, name, rng):
         model = export.export_attention(rope, **options, positions="past")
         result, _ = run_steps(model, tensors, (12, 1))
     assert agrees(result, attention(rope, *tensors, ids, "float32"))
+
+
+@pytest.mark.parametrize(
+    ("rope", "options", "rotates"),
+    [
+        (ROPE, {}, 1),
+        (ROTATIONS["mrope"], {}, 1),
+        (ROPE, {"positions": "position_ids"}, 0),
+        (ROPE, {"max_positions": None}, 0),
+        (RotaryEmbedding(24), {}, 0),
+        (ROTATIONS["partial, 24 wide"], {}, 0),
+        (RotaryEmbedding.from_inv_freq(ROPE.inv_freq, blocks=2), {}, 0),
+    ],
+)
+def test_group_query_attention_rotates_where_it_can(rope, options, rotates):
+    """Elsewhere it attends to vectors that are rotated before it: do_rotary is 0."""
+    model = export.export_attention(
+        rope, **HEADS, **({"target": "ort", "max_positions": 8} | options)
+    )
+    (node,) = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]
+    attributes = {one.name: one.i for one in node.attribute}
+    assert attributes["do_rotary"] == rotates
+    assert ("cos_cache" in node.input) == bool(rotates)
+    assert export.validate(model, rope).passed
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd", "bsd"])

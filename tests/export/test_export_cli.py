@@ -107,6 +107,8 @@ def test_no_file_where_validation_fails(export_to, capsys, monkeypatch, tmp_path
         (("--set", "window=none"), "--set is an option of attention; give --attention as well"),
         (("--layer", "4"), "`layer` is 4; it must be below 4"),
         (("--cache-dtype", "int8"), "--cache-dtype is an option of attention"),
+        (("--batch-chunks",), "--batch-chunks is an option of attention"),
+        (("--attention", "--batch-chunks", "--target", "ort"), "`batch_chunks` is True; it must"),
         (("--attention", "--cache-dtype", "int8"), "`cache_dtype`"),
         (("--attention", "--inverse"), "attention rotates forward"),
         (("--attention", "--layout", "thd"), "`layout` is 'thd'; it must be one of bhsd"),
@@ -129,12 +131,21 @@ def test_bad_usage_is_one_line(export_to, arguments, text):
         export_to(*arguments)
 
 
-def test_seq_len_is_asked_for(export_to):
-    config = CONFIG | {
-        "rope_scaling": {"rope_type": "dynamic", "factor": 2.0},
-        "max_position_embeddings": 64,
-    }
-    with pytest.raises(UsageError, match="depends on the sequence length; give it with --seq-len"):
+FACTORS = {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
+LONGROPE = FACTORS | {"rope_type": "longrope", "original_max_position_embeddings": 48}
+
+
+@pytest.mark.parametrize(
+    ("section", "ranges"),
+    [
+        ({"rope_type": "dynamic", "factor": 2.0}, "up to 64 one base, from 65 another at every"),
+        (LONGROPE, "up to 48 the short factors, from 49 the long ones"),
+    ],
+)
+def test_seq_len_is_asked_for(export_to, section, ranges):
+    config = CONFIG | {"rope_scaling": section, "max_position_embeddings": 64}
+    text = f"depends on the sequence length; give --seq-len: {ranges}"
+    with pytest.raises(UsageError, match=text):
         export_to(config=config)
     code, _ = export_to("--seq-len", "256", config=config)
     assert code == 0

@@ -10,6 +10,7 @@ import pytest
 from safetensors_files import write_safetensors
 
 from rope_cpu.command_line import UsageError
+from rope_cpu.export.targets.ort import runtime_takes_query_lengths
 
 HEADS = {
     "hidden_size": 128,
@@ -19,6 +20,7 @@ HEADS = {
     "num_hidden_layers": 6,
 }
 LLAMA = {**HEADS, "model_type": "llama"}
+LLAMA48 = LLAMA | {"max_position_embeddings": 48}
 GEMMA2 = {**HEADS, "model_type": "gemma2"}
 GEMMA3 = {**HEADS, "model_type": "gemma3_text"}
 COHERE2 = {**HEADS, "model_type": "cohere2"}
@@ -92,19 +94,45 @@ def test_what_the_config_says_is_no_option(export_config, option):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "rows"),
+    ("config", "arguments", "rows"),
     [
-        (("--target", "ort"), 48),
-        (("--target", "ort", "--cache", "shared"), 48),
-        (("--target", "ort", "--max-positions", "40"), 40),
-        (("--target", "onnx"), None),
+        (LLAMA48, ("--target", "ort"), 48),
+        (LLAMA48, ("--target", "ort", "--cache", "shared"), 48),
+        (LLAMA48, ("--target", "onnx", "--cache", "shared"), None),
+        (LLAMA48, ("--target", "ort", "--max-positions", "40"), 40),
+        (LLAMA48, ("--target", "onnx"), None),
+        (TELECHAT, ("--target", "ort"), None),
     ],
 )
-def test_tables_have_a_row_for_each_position_of_the_model(export_config, arguments, rows):
-    config = LLAMA | {"max_position_embeddings": 48}
+def test_tables_have_a_row_for_each_position_of_the_model(export_config, config, arguments, rows):
     code, file = export_config(config, "--attention", *arguments)
     assert code == 0
     assert options_of(file)["max_positions"] == rows
+
+
+@pytest.mark.parametrize(
+    ("arguments", "target"),
+    [
+        ("", "onnx"),
+        ("--cache growing", "onnx"),
+        ("--cache shared", "ort"),
+        ("--cache shared --cache-dtype int8", "ort"),
+        ("--cache shared --target primitive", "primitive"),
+        ("--cache shared --target onnx", "onnx"),
+    ],
+)
+def test_a_shared_cache_takes_target_ort_by_default(export_config, arguments, target):
+    code, file = export_config(LLAMA, "--attention", *arguments.split())
+    assert (code, options_of(file)["target"]) == (0, target)
+
+
+@pytest.mark.skipif(not runtime_takes_query_lengths(), reason="the export refuses it")
+def test_chunks_of_a_batch_are_an_option(export_config, capsys):
+    options = ("--attention", "--target", "ort", "--cache", "shared")
+    for given in (False, True):
+        code, file = export_config(LLAMA, *options, *["--batch-chunks"] * given)
+        assert (code, options_of(file)["batch_chunks"]) == (0, given)
+        assert ("chunks of a batch" in capsys.readouterr().out) == given
 
 
 @pytest.mark.parametrize("arguments", [(), ("--attention",)])
@@ -146,9 +174,12 @@ NUMBER = "; its value must be a number above 0, or none"
         (LLAMA, ("--name-prefix", "a b"), "`name_prefix` is 'a b'; it must be at most"),
         (LLAMA, ("--dtype", "float64"), "`dtype` is 'float64'; it must be one of float32"),
         (LLAMA, ("--mask", "bool", "--cache", "shared"), "`mask` is 'bool'; it must be left out"),
-        (LLAMA, ("--target", "ort", "--positions", "position_ids"), "`positions` is 'position_"),
-        (LLAMA | {"head_dim": 24}, ("--target", "ort"), "`head_dim` is 24; it must be a mul"),
-        (TELECHAT, ("--target", "ort"), "`max_positions` is None; it must be the"),
+        (LLAMA | {"head_dim": 20}, ("--target", "ort"), "`head_dim` is 20; it must be a mul"),
+        (
+            LLAMA,
+            ("--cache", "shared", "--dtype", "float16"),
+            "whole shared cache to float32 at every step; targets 'primitive' and 'onnx' can expr",
+        ),
         (LLAMA | {"max_position_embeddings": 0}, ("--target", "ort"), "`max_position_embeddings`"),
         (LLAMA, ("--layout", "sbhd"), "`layout` is 'sbhd'; it must be one of bhsd, bshd, bsd"),
         (GEMMA2, ("--weights", "a", "--layer-type", FULL), "--weights and --layer-type are both g"),
@@ -411,8 +442,9 @@ def test_weights_of_the_only_layer_need_no_index(export_config, rng, tmp_path, l
         with pytest.raises(UsageError, match="layers differ"):
             export_config(GEMMA2, *options)
         return
-    code, file = export_config(LLAMA, *options)
-    assert (code, inputs_of(file)[0]) == (0, "hidden")
+    for path in (weights, tmp_path):
+        code, file = export_config(LLAMA, "--attention", "--weights", str(path))
+        assert (code, inputs_of(file)[0]) == (0, "hidden")
 
 
 def test_a_checkpoint_that_does_not_fit_is_bad_usage(export_config, tmp_path):
@@ -423,18 +455,19 @@ def test_a_checkpoint_that_does_not_fit_is_bad_usage(export_config, tmp_path):
         export_config(LLAMA, *options, str(weights))
     with pytest.raises(UsageError, match=r"^--weights is 'q3\.json'; it must be a file"):
         export_config(LLAMA, *options, "q3.json")
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    with pytest.raises(UsageError, match=r"^--weights is the folder '.*empty'; it must hold model"):
+        export_config(LLAMA, *options, str(folder))
 
 
 def test_weights_that_cannot_be_read_are_bad_usage(export_config, tmp_path):
-    """A missing file, a folder, and an index that lists a tensor in a file without it."""
-    folder = tmp_path / "folder.safetensors"
-    folder.mkdir()
+    """A missing file, and an index that lists a tensor in a file without it."""
     name = "model.layers.0.self_attn.q_proj.weight"
     write_safetensors(tmp_path / "part.safetensors", {"a": np.zeros(3)})
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {name: "part.safetensors"}}))
     texts = {
-        folder: "cannot read .*: Is a directory",
         tmp_path / "missing.safetensors": "cannot read .*: No such file",
         index: rf"part\.safetensors' lacks '{name}', which the index says is in it",
     }

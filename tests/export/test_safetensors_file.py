@@ -85,11 +85,22 @@ def test_a_damaged_index_is_refused(tmp_path, weight_map):
         open_tensors(index)
 
 
-def test_a_folder_is_an_os_error_that_names_it(file):
-    file.mkdir()
-    with pytest.raises(IsADirectoryError) as error:
-        open_tensors(file)
-    assert str(error.value.filename) == str(file)
+def test_a_folder_stands_for_its_weights(tmp_path, file):
+    """One file takes precedence over an index, as in transformers."""
+    write_safetensors(tmp_path / "part.safetensors", {"a": np.ones(3)})
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "part.safetensors"}}))
+    assert list(open_tensors(str(tmp_path))) == ["a"]
+    write_safetensors(file, {"b": np.ones(3)})
+    assert list(open_tensors(tmp_path)) == ["b"]
+
+
+def test_a_folder_without_weights_is_refused(tmp_path, file):
+    file.mkdir()  # a folder with the name of a file
+    words = "must hold model.safetensors or model.safetensors.index.json"
+    for folder in (file, tmp_path):
+        with pytest.raises(ValueError, match=f"`tensors` is the folder '{folder}'; it {words}"):
+            open_tensors(folder)
 
 
 def test_an_index_of_another_checkpoint_is_refused(tmp_path):

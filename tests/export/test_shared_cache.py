@@ -16,6 +16,7 @@ from rope_cpu.export.targets.ort import runtime_takes_query_lengths
 from rope_cpu.export.validation import session as runtime
 
 ROPE = RotaryEmbedding(32, rope_theta=500.0)
+MROPE = RotaryEmbedding.mrope(32, [8, 4, 4], rope_theta=500.0)
 SHARED = {
     "num_heads": 4,
     "num_kv_heads": 2,
@@ -85,7 +86,7 @@ def test_chunks_of_rows_of_different_length(target, rng):
     if target == "ort" and not runtime_takes_query_lengths():
         pytest.skip("this onnxruntime takes a batch of 1 only")
     tensors, buffers = draw(rng)
-    model = export.export_attention(ROPE, **SHARED, target=target, window=5)
+    model = export.export_attention(ROPE, **SHARED, target=target, window=5, batch_chunks=True)
     want = attention(ROPE, *tensors, count_on(3, TOKENS), "float32", window=5)
     for first, count, result in bound_steps(model, tensors, buffers, CHUNKS):
         assert agrees(result, [tokens_at(x, first, count) for x in want])
@@ -131,9 +132,8 @@ def test_int8_caches(name, kind, rng):
     scales = {
         f"{name}_scale": rng.uniform(0.01, 0.03, (1, 2, 1, 32)).astype(np.float32) for name in "kv"
     }
-    model = export.export_attention(
-        ROPE, **SHARED, target="ort", dtype=dtype, cache_dtype="int8", **OPTIONS[name]
-    )
+    options = SHARED | OPTIONS[name] | {"batch_chunks": runtime_takes_query_lengths()}
+    model = export.export_attention(ROPE, **options, target="ort", dtype=dtype, cache_dtype="int8")
     want = attention(
         ROPE, *tensors, count_on(3, TOKENS), kind, stored=int8_store(scales), **OPTIONS[name]
     )
@@ -202,11 +202,9 @@ def test_a_present_that_onnxruntime_allocates(target, rng):
 )
 def test_tokens_beyond_the_capacity_are_refused(target, lengths, count, batch_chunks, rng):
     """The error has words, and no byte is written: neither to the buffer nor to the result."""
-    options = SHARED | {"target": target}
-    if target == "ort":
-        if batch_chunks and not runtime_takes_query_lengths():
-            pytest.skip("refused")
-        options["batch_chunks"] = batch_chunks
+    if target == "ort" and batch_chunks and not runtime_takes_query_lengths():
+        pytest.skip("refused")
+    options = SHARED | {"target": target, "batch_chunks": batch_chunks}
     session = runtime.open_session(export.export_attention(ROPE, **options), 1)
     feeds = {
         name: rng.standard_normal((2, count, heads, 32)).astype(np.float32)
@@ -248,15 +246,17 @@ def test_buffers_of_different_capacity_are_refused(target, rng):
         session.run(None, feeds)
 
 
-@pytest.mark.parametrize("target", SEPARATE)
+@pytest.mark.parametrize("rope", [ROPE, MROPE, RotaryEmbedding.axial(32)], ids=str)
 @pytest.mark.parametrize("table", [None, 64])
-def test_positions_that_are_inputs(target, table, rng):
+def test_positions_that_are_inputs(target, table, rope, rng):
     tensors, buffers = draw(rng)
-    positions = rng.integers(0, 64, (3, TOKENS))
-    options = SHARED | {"max_positions": table}
-    model = export.export_attention(ROPE, **options, target=target, positions="position_ids")
-    want = attention(ROPE, *tensors, positions, "float32")
-    for past, count in CHUNKS:
+    coordinates = (rope.axes,) if rope.axes > 1 else ()
+    positions = rng.integers(0, 64, (3, TOKENS, *coordinates))
+    takes_chunks = target != "ort" or runtime_takes_query_lengths()
+    options = SHARED | {"max_positions": table, "batch_chunks": takes_chunks}
+    model = export.export_attention(rope, **options, target=target, positions="position_ids")
+    want = attention(rope, *tensors, positions, "float32")
+    for past, count in CHUNKS if takes_chunks else STEPS["rows of different length"]:
         first = np.array(past)
         arrays = {"position_ids": tokens_at(positions, first, count)}
         ((_, _, result),) = bound_steps(model, tensors, buffers, [(past, count)], arrays)
@@ -285,6 +285,7 @@ def test_numbers_behind_the_rows_have_no_effect(target, rng):
         {"target": "ort", "cache_dtype": "int8", "sinks": "input", "window": 3},
         {"target": "ort", "cache_dtype": "int8", "dtype": DTYPES["bfloat16"]},
         {"target": "ort", "batch_chunks": False, "softcap": 2.0},
+        {"target": "ort", "positions": "position_ids", "cache_dtype": "int8", "window": 3},
     ],
     ids=str,
 )
@@ -311,16 +312,37 @@ def test_validate_finds_writes_to_other_rows(target):
     assert "key changed outside the rows of the new tokens" in str(report)
 
 
-def test_chunks_need_a_runtime_that_takes_them(monkeypatch):
-    monkeypatch.setattr("rope_cpu.export.checks.runtime_takes_query_lengths", lambda: False)
+@pytest.mark.parametrize("takes_chunks", [True, False])
+def test_a_file_for_chunks_of_a_batch_is_written_on_request(monkeypatch, takes_chunks):
+    """The default runs on older releases than the one that writes it."""
+    name = "rope_cpu.export.checks.runtime_takes_query_lengths"
+    monkeypatch.setattr(name, lambda: takes_chunks)
+    options = SHARED | {"target": "ort"}
+    assert attention_inputs(export.export_attention(ROPE, **options)) == 9
+    options["batch_chunks"] = True
+    if takes_chunks:
+        assert attention_inputs(export.export_attention(ROPE, **options)) == 17
+        return
     with pytest.raises(ValueError, match=r"install onnxruntime 1\.32"):
-        export.export_attention(ROPE, **SHARED, target="ort", batch_chunks=True)
-    model = export.export_attention(ROPE, **SHARED, target="ort")
+        export.export_attention(ROPE, **options)
+
+
+def attention_inputs(model):
+    """Return the number of inputs of GroupQueryAttention; the last of 17 is query_seqlens."""
     (node,) = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]
-    assert len(node.input) == 9
-    report = export.validate(model, ROPE)
-    assert report.passed
-    assert "chunks of a batch" not in str(report)
+    return len(node.input)
+
+
+@pytest.mark.parametrize("cache", ["growing", "shared"])
+@pytest.mark.parametrize("batch_chunks", [True, False])
+def test_validate_runs_chunks_of_a_batch_where_they_work(target, cache, batch_chunks):
+    options = SHARED | {"target": target, "cache": cache, "batch_chunks": batch_chunks}
+    is_refused = cache == "growing" or not runtime_takes_query_lengths()
+    if target == "ort" and batch_chunks and is_refused:
+        pytest.skip("refused")
+    report = export.validate(export.export_attention(ROPE, **options), ROPE)
+    assert report.passed, str(report)
+    assert ("chunks of a batch" in str(report)) == (batch_chunks or target != "ort")
 
 
 def bound_model(**options):

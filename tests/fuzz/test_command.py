@@ -61,6 +61,7 @@ OPTIONS = {
         "--cache": st.sampled_from(("growing", "shared", "x")),
         "--name-prefix": WORDS,
         "--cache-dtype": st.sampled_from(("int8", "x")),
+        "--batch-chunks": None,
         "--layer": NUMBERS,
         "--weights": FILES,
         "--set": st.sampled_from(SETTINGS),

@@ -199,7 +199,7 @@ REFUSED = [
     (by(LARGE, SMALL), ValueError, r"`old` makes the quotient of attention factors .*\+"),
     (by(SMALL, LARGE), ValueError, "`old` makes the quotient of attention factors .*-"),
     (by(LONGROPE, LONGROPE.at_length(5)), ValueError, "'longrope' depends on the sequence length"),
-    (by(LONGROPE.at_length(5), LONGROPE), ValueError, "'longrope' depends on the sequence length"),
+    (by(LONGROPE.at_length(5), LONGROPE), ValueError, "length .up to 32 the short factors, from"),
     (by(DYNAMIC.at_length([5, 6, 7]), DYNAMIC.at_length([4, 5])), ValueError, "`old` has lengths"),
     (
         by(DYNAMIC.at_length([5, 6, 7]), DYNAMIC.at_length(4), [[0], [1]]),
