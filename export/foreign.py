@@ -121,7 +121,7 @@ class ForeignGraph:
             if pairing and len(node.input) > sin:
                 use = (node.op_type, _flag(node, pairing))
                 tables = map(self._tables, (node.input[cos], node.input[sin]))
-                yield from ((names, use) for names in zip(*tables, strict=True))
+                yield from ((names, use) for names in zip(*tables, strict=False))
 
     def _tables(self, name: str) -> list[str]:
         """Return the names of the tensors that a value is, one for each branch of an If."""
@@ -298,10 +298,11 @@ class AngleRotation:
         self.inv_freq: Float64 = frequencies.ravel().astype(np.float64)
         (self.input,) = graph.varying(product)
         self.input_dtype = frequencies.dtype
-        others = [node for node in graph.nodes if node not in self.steps]
+        made = [node.output[0] for node in self.steps]
         read = {value.name for value in graph.model.graph.output}
-        read.update(name for node in others for name in node.input)
-        ends = [node.output[0] for node in self.steps if node.output[0] in read]
+        for node in graph.nodes:
+            read.update(() if node.output[0] in made else node.input)
+        ends = [name for name in made if name in read]
         feed = helper.make_tensor_value_info(self.input, onnx_type(self.input_dtype), None)
         self.session = graph.session(self.steps, [feed], ends)
         self.is_found = any(self._find_cos_and_sin(shape, ends) for shape in SHAPES)

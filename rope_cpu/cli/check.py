@@ -7,18 +7,19 @@ import json
 import os
 import textwrap
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
 import onnx.inliner
-from google.protobuf.message import DecodeError
 
 from rope_cpu import RotaryEmbedding, export
 from rope_cpu.accuracy.tolerance import compare, table_bound
+from rope_cpu.arguments.texts import cut
 from rope_cpu.array_types import Float64
-from rope_cpu.cli.layer_rotations import layer_rotations, maximum_context, pair_frequencies
+from rope_cpu.cli.layer_rotations import maximum_context, pair_frequencies, rotations_from_arguments
 from rope_cpu.command_line import (
     UsageError,
     add_pairing_arguments,
@@ -36,7 +37,7 @@ NEAR = 4096
 FAR = 131072
 
 # A frequency that turns nothing.
-STILL = 1e-30
+STILL = 1e-12
 
 PAIRINGS = {True: "interleaved", False: "half-split", None: "not found"}
 TOLERANCE = "½ ulp + 1e-9·A, and the uncertainty of a fit"
@@ -97,20 +98,17 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.fix != (args.output is not None):
         raise UsageError("`--fix` and `-o` need each other")
-    try:
-        return _run(args)
-    except (TypeError, ValueError, onnx.checker.ValidationError) as error:
-        raise UsageError(f"{args.model}: {error}") from error
-
-
-def _run(args: argparse.Namespace) -> int:
+    if args.fix:
+        check_file(args.output)
+        try:
+            model_path(args.output, "output")
+        except ValueError as error:
+            raise UsageError(str(error)) from error
     expected, maximum = _expected(args)
     model = _load(args.model, with_tables=args.fix)
     found = check(model, args.model, expected, maximum)
     reports = [_report(args.model, found, expected)]
     if args.fix:
-        check_file(args.output)
-        model_path(args.output, "output")
         fix(found, len(expected))
         reports.append(_report(args.output, check(model, args.output, expected, maximum), expected))
         with write_errors(args.output):
@@ -129,7 +127,7 @@ def _expected(args: argparse.Namespace) -> tuple[list[Expected], int]:
     config = read_config(args.config)
     expected = [
         Expected(rotation.layers, one_axis, facts(one_axis, rope.interleaved))
-        for rotation in layer_rotations(config, args.layer_type, args.interleaved)
+        for rotation in rotations_from_arguments(config, args)
         for rope in rotation.by_length.values()
         for one_axis in [_rope(pair_frequencies(rope), rope.attention_factor)]
     ]
@@ -144,24 +142,35 @@ def _rope(inv_freq: Float64, factor: float) -> RotaryEmbedding:
 
 def _load(path: Path, with_tables: bool) -> onnx.ModelProto:
     """Return the model in a file, with its local functions inlined."""
-    try:
+    with _read_errors(path):
         model = onnx.load(path, format="protobuf", load_external_data=with_tables)
-    except DecodeError as error:
-        raise UsageError(f"{path} is no ONNX file that can be read: {error}") from error
-    return onnx.inliner.inline_local_functions(model) if model.functions else model
+        return onnx.inliner.inline_local_functions(model) if model.functions else model
+
+
+@contextmanager
+def _read_errors(path: Path) -> Iterator[None]:
+    """Convert an error of the enclosed block, which reads a file of any content."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:  # onnx, onnxruntime and protobuf have no common class of errors
+        raise UsageError(f"{path} cannot be read: {cut(str(error))}") from error
 
 
 def check(
     model: onnx.ModelProto, path: Path, expected: Sequence[Expected], maximum: int
 ) -> list[Finding]:
     """Return the rotations of a model; path: its file. Raises UsageError if there are none."""
-    rotations = ForeignGraph(model, os.path.dirname(path)).rotations()
-    if not rotations:
+    with _read_errors(path):
+        rotations = ForeignGraph(model, os.path.dirname(path)).rotations()
+        found = [finding(rotation, expected, maximum) for rotation in rotations]
+    if not found:
         raise UsageError(
             f"{path} has no rotation that can be read: no operator with tables of cos and sin, and "
             "no Cos and Sin of positions times constant frequencies"
         )
-    return [finding(rotation, expected, maximum) for rotation in rotations]
+    return found
 
 
 def finding(rotation: Rotation, expected: Sequence[Expected], maximum: int) -> Finding:

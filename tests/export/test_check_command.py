@@ -406,6 +406,22 @@ def test_a_table_with_one_wrong_row_is_out_of_tolerance(check):
         assert report["rotations"][0]["largest error below 4096"] == pytest.approx(1e-5, rel=0.01)
 
 
+@pytest.mark.parametrize("form", ["dynamo, opset 18", "tables"])
+def test_without_a_config_the_frequencies_of_the_file_are_exact(form, check):
+    inv_freq = float32_frequencies()
+    is_table = form == "tables"
+    model = graph_of_tables(float32_tables(131072)) if is_table else graph_of(form, inv_freq)
+    code, (before, after), fixed = check(model, None, "--fix", "-o", "OUT")
+    assert code == 0
+    assert not before["right"]
+    rotation = after["rotations"][0]
+    assert rotation["exact values"] == "of the file's own frequencies"
+    # Frequencies that were rounded to float32 stay as they are, and a config shows that.
+    code, (report,), _ = check(onnx.load(fixed), CONFIG)
+    assert code == 1
+    assert 1e-4 < report["rotations"][0]["largest error below 131072"] < 8e-3
+
+
 def test_the_model_itself_is_replaced_where_output_names_it(check, tmp_path):
     model = graph_of_tables(float32_tables(4096))
     path = str(tmp_path / "model.onnx")
@@ -434,10 +450,12 @@ onnx.external_data_helper.set_external_data(EXTERNAL.graph.initializer[0], "gone
     ("model", "options", "words"),
     [
         (WITHOUT.SerializeToString(), (), "has no rotation that can be read"),
-        (b"\0damaged", (), "is no ONNX file that can be read"),
+        (b"\0damaged", (), "model.onnx cannot be read"),
         (EXTERNAL.SerializeToString(), (), "gone.data"),
         (WITHOUT.SerializeToString(), ("--fix",), "`--fix` and `-o` need each other"),
         (WITHOUT.SerializeToString(), ("-o", "OUT"), "`--fix` and `-o` need each other"),
+        (WITHOUT.SerializeToString(), ("--fix", "-o", "out.txt"), "with the suffix .onnx"),
+        (WITHOUT.SerializeToString(), ("--fix", "-o", "none/out.onnx"), "there is no folder none"),
     ],
 )
 def test_files_that_cannot_be_read(model, options, words, check):
@@ -445,3 +463,12 @@ def test_files_that_cannot_be_read(model, options, words, check):
     assert code == 2
     assert words in text
     assert not fixed.exists()
+
+
+def test_damaged_files_end_with_an_exit_code(check, rng):
+    model = graph_of("dynamo, opset 18", float32_frequencies()).SerializeToString()
+    for _ in range(20):
+        damaged = bytearray(model[: rng.integers(len(model) // 2, len(model) + 1)])
+        for index in rng.integers(0, len(damaged), 3):
+            damaged[index] = rng.integers(256)
+        assert check(bytes(damaged), None, "--fix", "-o", "OUT")[0] in (0, 1, 2)
