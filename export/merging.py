@@ -107,8 +107,15 @@ class _Merger:
             self._agree("metadata", entry.key, entry.value, argument)
         graph = model.graph
         renamed = {value.name: self._add_input(value, argument) for value in graph.input}
+        for sparse in graph.sparse_initializer:
+            self._claim("value", sparse.values.name, argument)
+        self.model.graph.sparse_initializer.extend(graph.sparse_initializer)
+        public = {value.name for value in (*graph.input, *graph.output)}
         for tensor in graph.initializer:
-            renamed[tensor.name] = self._add_initializer(tensor, argument)
+            if tensor.name not in self.linked:  # the default of an input, which a link replaces
+                is_own = tensor.name in public or not tensor.raw_data
+                content = (argument, tensor.name) if is_own else _content(tensor)
+                renamed[tensor.name] = self._add_initializer(tensor, content, argument)
         for node in graph.node:
             self._claim("node", node.name, argument)
             for name in node.output:
@@ -155,9 +162,8 @@ class _Merger:
         self._agree("input", name, helper.printable_value_info(value), argument)
         return name
 
-    def _add_initializer(self, tensor: onnx.TensorProto, argument: str) -> str:
-        """Return the name that an initializer has in the merged model."""
-        content = _content(tensor)
+    def _add_initializer(self, tensor: onnx.TensorProto, content: Hashable, argument: str) -> str:
+        """Return the name that an initializer has in the merged model; content: its key."""
         if content not in self.tensors:
             self._claim("value", tensor.name, argument)
             self.tensors[content] = tensor.name
@@ -188,11 +194,8 @@ def _dtype(value: onnx.ValueInfoProto) -> str:
 def _content(tensor: onnx.TensorProto) -> Hashable:
     """Return a key that tensors of equal dtype, shape and bytes share.
 
-    A digest, because every access to `raw_data` copies it. Tensors whose numbers are elsewhere
-    have a key of their own.
+    A digest, because every access to `raw_data` copies it.
     """
-    if not tensor.raw_data:
-        return tensor.name
     return tensor.data_type, tuple(tensor.dims), hashlib.sha256(tensor.raw_data).digest()
 
 

@@ -162,6 +162,52 @@ def test_initializers_of_other_dtypes_or_shapes_stay():
     assert [tensor.name for tensor in merged.graph.initializer] == ["t1", "t2", "t3"]
 
 
+PRODUCT = "one (float[n] x, float[n] a) => (float[n] y) { y = Mul(x, a) }"
+PRODUCT_AGAIN = "two (float[n] y, float[n] b) => (float[n] z) { z = Mul(y, b) }"
+
+
+def test_defaults_of_inputs_are_not_shared():
+    """Equal ones stay as they are: each may be fed another value."""
+    two = np.array([2], np.float32)
+    merged = export.merge([parsed(PRODUCT, a=two), parsed(PRODUCT_AGAIN, b=two)])
+    feeds = {"x": two, "b": np.array([10], np.float32)}
+    assert runtime.open_session(merged).run(["z"], feeds)[0] == 40
+
+
+def test_a_link_replaces_the_default_of_an_input():
+    first = parsed("one (float[n] x) => (float[n] c) { c = Neg(x) }")
+    second = parsed(PRODUCT, a=np.array([2], np.float32))
+    merged = export.merge([first, second], links={"a": "c"})
+    feeds = {"x": np.array([3], np.float32)}
+    assert runtime.open_session(merged).run(["y"], feeds)[0] == -9
+
+
+def test_initializers_that_are_outputs_keep_their_names():
+    two = np.array([2], np.float32)
+    first = parsed("one (float[n] x) => (float[n] y, float[1] t) { y = Mul(x, t) }", t=two)
+    second = parsed("two (float[n] y) => (float[n] z, float[1] u) { z = Mul(y, u) }", u=two)
+    results = runtime.open_session(export.merge([first, second])).run(["z", "t", "u"], {"x": two})
+    assert results == [8, 2, 2]
+
+
+def test_sparse_initializers_stay():
+    second = parsed("two (float[n] y) => (float[n] z) { z = Mul(y, s) }")
+    values = onnx.helper.make_tensor("s", onnx.TensorProto.FLOAT, [1], [7])
+    indices = onnx.helper.make_tensor("", onnx.TensorProto.INT64, [1], [0])
+    sparse = onnx.helper.make_sparse_tensor(values, indices, [1])
+    second.graph.sparse_initializer.append(sparse)
+    merged = export.merge([parsed(FIRST), second])
+    feeds = {"x": np.array([2], np.float32), "m": np.array(1)}
+    assert runtime.open_session(merged).run(["z"], feeds)[0] == 21
+
+
+def with_numbers(text, value):
+    """Return a model whose initializer t has no bytes, but numbers of its own field."""
+    model = parsed(text)
+    model.graph.initializer.append(onnx.helper.make_tensor("t", 1, [1], [value]))
+    return model
+
+
 def with_metadata(text):
     model = parsed(FIRST)
     onnx.helper.set_model_props(model, {"author": text})
@@ -195,6 +241,11 @@ MERGE_REFUSALS = {
     ),
     "initializer": (
         lambda: export.merge([parsed(FIRST, w=[1.0]), parsed(SECOND, w=[2.0])]),
+        ValueError,
+        "models[1]",
+    ),
+    "initializer in numbers": (
+        lambda: export.merge([with_numbers(FIRST, 1.0), with_numbers(SECOND, 2.0)]),
         ValueError,
         "models[1]",
     ),
