@@ -17,7 +17,7 @@ import onnx.inliner
 
 from rope_cpu import RotaryEmbedding, export
 from rope_cpu.accuracy.tolerance import compare, table_bound
-from rope_cpu.arguments.texts import cut
+from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import Float64
 from rope_cpu.cli.layer_rotations import maximum_context, pair_frequencies, rotations_from_arguments
 from rope_cpu.command_line import (
@@ -163,8 +163,15 @@ def check(
 ) -> list[Finding]:
     """Return the rotations of a model; path: its file. Raises UsageError if there are none."""
     with _read_errors(path):
-        rotations = ForeignGraph(model, os.path.dirname(path)).rotations()
+        graph = ForeignGraph(model, os.path.dirname(path))
+        rotations = graph.rotations()
+        unread = graph.unread(rotations)
         found = [finding(rotation, expected, maximum) for rotation in rotations]
+    if unread:
+        raise UsageError(
+            f"{path} has rotations that cannot be read, by the operators of {shown(unread)}: cos "
+            "is no table, nor the cosine of positions times constant frequencies"
+        )
     if not found:
         raise UsageError(
             f"{path} has no rotation that can be read: no operator with tables of cos and sin, and "

@@ -439,6 +439,14 @@ def test_lines_fit_the_screen(tmp_path, capsys):
     assert "  largest error below 4096    2.0" in lines
 
 
+def with_cos_from_outside():
+    """A rotation by tables that are inputs, beside one that can be read."""
+    model = graph_of_tables(float32_tables(64))
+    text = TABLES.replace("x) =>", "x, float[64, 8] cos, float[64, 8] sin) =>")
+    other = onnx.compose.add_prefix(onnx.parser.parse_model(text), "other_")
+    return onnx.compose.merge_models(model, other, io_map=[("y", "other_x")])
+
+
 WITHOUT = onnx.parser.parse_model(
     '<ir_version: 8, opset_import: ["" : 18]> g (float[2] x) => (float[2] y) { y = Sin(x) }'
 )
@@ -450,6 +458,11 @@ onnx.external_data_helper.set_external_data(EXTERNAL.graph.initializer[0], "gone
     ("model", "options", "words"),
     [
         (WITHOUT.SerializeToString(), (), "has no rotation that can be read"),
+        (
+            with_cos_from_outside().SerializeToString(),
+            (),
+            "by the operators of ['other_y', 'other_z']",
+        ),
         (b"\0damaged", (), "model.onnx cannot be read"),
         (EXTERNAL.SerializeToString(), (), "gone.data"),
         (WITHOUT.SerializeToString(), ("--fix",), "`--fix` and `-o` need each other"),
