@@ -1,7 +1,9 @@
 """KVCache: views of the server's arrays, checked once; nothing is copied."""
 
 import copy
+import os
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -115,6 +117,48 @@ def test_a_new_shape_of_the_arrays_does_not_reach_the_cache(dtype, rng):
     assert (cache.pages, cache.page_size) == (2, 3)
 
 
+@pytest.mark.parametrize("dtype", CACHE_DTYPES)
+def test_new_caches_have_heads_first_on_cache_lines(dtype):
+    caches = KVCache.zeros(5, 3, 2, 8, dtype=DTYPES[dtype], value_dim=7, layers=4)
+    assert [repr(cache) for cache in caches] == [
+        f"KVCache({dtype}, pages=5, page_size=3, kv_heads=2, head_dim=8, value_dim=7)"
+    ] * 4
+    arrays = [x for cache in caches for x in (cache.key, cache.value)]
+    arrays += [x for c in caches for x in (c.key_scale, c.value_scale) if x is not None]
+    for array in arrays:
+        assert array.swapaxes(1, 2).flags.c_contiguous
+        assert array.ctypes.data % 64 == 0
+        assert not array.any()
+        array[...] = 1  # raises if it is read-only; a later array that shares it is not zero
+
+
+def test_a_new_cache_takes_no_memory_before_it_is_written():
+    statistics = Path("/proc/self/statm")
+    if not statistics.exists():
+        pytest.skip("only Linux says how much memory a process has")
+
+    def resident():
+        return int(statistics.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = resident()
+    cache = KVCache.zeros(1024, 16, 8, 128, dtype=np.float32)
+    assert cache.key.nbytes == 2**26
+    assert resident() - before < 2**24
+
+
+@pytest.mark.parametrize("dtype", CACHE_DTYPES)
+def test_steps_have_the_bits_of_any_other_layout(dtype, rng):
+    caches = cases.Caches(rng, dtype, "pages", "pages", (5, 3, 2, 8, 8))
+    batch = rope_cpu.Batch(seq_lens=[8], query_lens=[8], page_table=[[4, 0, 2]], page_size=3)
+    plan = rope_cpu.RotaryEmbedding(8).plan(batch.cache_position, layout="thd")
+    q = rng.standard_normal((8, 6, 8)).astype(np.float32)
+    k, v = rng.standard_normal((2, 8, 2, 8)).astype(np.float32)
+    results = []
+    for cache in (caches.cache, KVCache.zeros(5, 3, 2, 8, dtype=DTYPES[dtype])):
+        results.append(rope_cpu.attention(plan.append(q, k, v, cache, batch), cache, batch))
+    steps.assert_same_bits(*results)
+
+
 def zeros(*shape, dtype=np.float32):
     return np.zeros(shape, dtype)
 
@@ -161,6 +205,18 @@ REFUSED = [
         ValueError,
         "`key_scale` is given; it must",
     ),
+    (lambda: new(pages=0), ValueError, "`pages` is 0; it must be at least 1"),
+    (lambda: new(page_size=True), TypeError, "`page_size` is True"),
+    (lambda: new(kv_heads=-1), ValueError, "`kv_heads` is -1"),
+    (lambda: new(head_dim=8.0), TypeError, "`head_dim` is 8.0"),
+    (lambda: new(value_dim=0), ValueError, "`value_dim` is 0"),
+    (lambda: new(pages=2**50), ValueError, "`pages` is 1125899906842624: a table .* reduce"),
+    (lambda: new(value_dim=2**50), ValueError, "`pages` is 2: a table"),
+    (lambda: new(dtype=None), TypeError, "`dtype` is None; it must be one of float32, .*int8"),
+    (lambda: new(dtype="f8"), TypeError, "`dtype` is 'f8'"),
+    (lambda: new(dtype=">f4"), TypeError, "`dtype` is '>f4'"),
+    (lambda: new(layers=0), ValueError, "`layers` is 0"),
+    (lambda: new(layers=2**40), ValueError, "`layers` is 1099511627776"),
     (lambda: scales(np.ma.array(SCALE)), TypeError, "`value_scale` is a masked array"),
     (lambda: scales(zeros(2, 3, 4, dtype="f2")), TypeError, "`value_scale` has dtype float16"),
     (lambda: scales(SCALE.astype(">f4")), TypeError, "`value_scale` has dtype >f4"),
@@ -174,6 +230,11 @@ REFUSED = [
         "`value_scale` shares memory with `key`",
     ),
 ]
+
+
+def new(**changes):
+    sizes = {"pages": 2, "page_size": 3, "kv_heads": 4, "head_dim": 8, "dtype": "float32"}
+    return KVCache.zeros(**(sizes | changes))
 
 
 def scales(value_scale, key=INT8):
