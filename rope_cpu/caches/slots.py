@@ -9,7 +9,7 @@ from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.array_types import Array
 from rope_cpu.caches.batch import Batch
-from rope_cpu.caches.kv_cache import KVCache, check_cache
+from rope_cpu.caches.kv_cache import HEADS_FIRST, KVCache, check_cache
 
 
 def slots_of_tokens(value: Batch | ArrayLike, cache: KVCache, layout: str) -> Array:
@@ -37,7 +37,8 @@ def check_page_size(name: str, batch: Batch, cache: KVCache) -> None:
     """Raise unless the pages of a batch have the size of a cache's."""
     if batch.page_size != cache.page_size:
         rule = f"have that of `cache`, {cache.page_size}"
-        raise ArgumentError(name, Finding(f"has page_size {batch.page_size}"), rule)
+        remedy = HEADS_FIRST if batch.page_size == cache.kv_heads else ""
+        raise ArgumentError(name, Finding(f"has page_size {batch.page_size}"), rule, remedy)
 
 
 def _checked_slots(value: ArrayLike, cache: KVCache, layout: str) -> Array:

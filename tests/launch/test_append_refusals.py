@@ -117,7 +117,14 @@ def read_only(x):
     ("v", lambda s: {"v": s.v[:, :1]}, ValueError),
     ("q", lambda s: {"q": s.q[:, :0]}, ValueError),
     ("k", lambda s: {"k": s.k[:, :0], "v": s.v[:, :0]}, ValueError),
-    ("k", lambda s: {"k": s.take(5, 4, 16), "v": s.take(5, 4, 16)}, ValueError),
+    ("k", lambda s: {"k": s.take(5, 3, 16), "v": s.take(5, 3, 16)}, ValueError, ".*of 16$"),
+    (
+        "k",
+        lambda s: {"cache": heads_first(s), "slots": np.arange(5)},
+        ValueError,
+        r".*2 heads .*key\.transpose\(0, 2, 1, 3\)$",
+    ),
+    ("slot_mapping", lambda s: {"cache": heads_first(s), "slots": batch()}, ValueError, ".*transp"),
     ("v", lambda s: {"v": s.v[..., :8]}, ValueError),
     ("k", lambda s: {"cache": KVCache(s.take(3, 4, 2, 18), s.value)}, ValueError),
     ("cache", lambda s: {"cache": (s.key, s.value)}, TypeError),
@@ -153,6 +160,12 @@ def read_only(x):
 def test_append_refuses(scene, argument, call, error, words):
     caught = check(scene, lambda s: s.append(**call(s)), error, f"^`{argument}`{words}")
     assert caught.argument == argument
+
+
+def heads_first(scene):
+    """Return a cache whose arrays (pages, heads, page_size, head_dim) are not transposed."""
+    shape = (3, 2, 4, 16)
+    return KVCache(scene.key.reshape(shape), scene.value.reshape(shape))
 
 
 def narrow_values(scene):
