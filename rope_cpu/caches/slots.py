@@ -11,6 +11,9 @@ from rope_cpu.array_types import Array
 from rope_cpu.caches.batch import Batch
 from rope_cpu.caches.kv_cache import HEADS_FIRST, KVCache, check_cache
 
+# As many slots Python compares faster than NumPy: 32 on pages in any order take 3 µs instead of 35.
+_FEW = 64
+
 
 def slots_of_tokens(value: Batch | ArrayLike, cache: KVCache, layout: str) -> Array:
     """Return slots as int64 (batch, tokens); raise unless the cache has them, and none is twice.
@@ -43,19 +46,33 @@ def check_page_size(name: str, batch: Batch, cache: KVCache) -> None:
 
 def _checked_slots(value: ArrayLike, cache: KVCache, layout: str) -> Array:
     """Return integers as slots of a cache, int64 (batch, tokens); raise if one occurs twice."""
-    slots = _slots_in_range(value, cache, layout)
-    if not (np.diff(slots.ravel()) > 0).all():
+    slots = _slots(value, layout)
+    if not (0 < slots.size <= _FEW and _are_distinct(slots, cache)):
+        _check_range(slots, cache)
         check_none_twice(sorted_runs(slots))
     return slots
 
 
-def _slots_in_range(value: ArrayLike, cache: KVCache, layout: str) -> Array:
-    """Return integers as slots of a cache, int64 (batch, tokens); raise for any others."""
+def _slots(value: ArrayLike, layout: str) -> Array:
+    """Return integers as int64 (batch, tokens), a copy."""
     slots = scalars.integers("slot_mapping", value, most=limits.SLOTS)
     shape = "(tokens,)" if layout == "thd" else "(batch, seq)"
     if slots.ndim != (1 if layout == "thd" else 2):
         rule = f"be {shape} with layout {layout!r}"
         raise ArgumentError("slot_mapping", Finding.shape_of(slots), rule)
+    return slots[None] if layout == "thd" else slots
+
+
+def _are_distinct(slots: Array, cache: KVCache) -> bool:
+    """Return True if a cache has all slots, of which there are few, and none is there twice."""
+    entries = sorted(slots.ravel().tolist())
+    in_range = entries[0] >= -1 and entries[-1] < cache.pages * cache.page_size
+    repeated = len(entries) - len({*entries})
+    return in_range and repeated == max(entries.count(-1) - 1, 0)
+
+
+def _check_range(slots: Array, cache: KVCache) -> None:
+    """Raise unless a cache has all slots, at most as many as it has."""
     count = cache.pages * cache.page_size
     if slots.size and not -1 <= slots.min() <= slots.max() < count:
         wrong = slots[(slots < -1) | (slots >= count)][0]
@@ -66,7 +83,6 @@ def _slots_in_range(value: ArrayLike, cache: KVCache, layout: str) -> Array:
         finding = Finding(f"has a slot for {kept} tokens")
         rule = f"have one for at most {count}, the slots of `cache`"
         raise ArgumentError("slot_mapping", finding, rule)
-    return slots[None] if layout == "thd" else slots
 
 
 def sorted_runs(slots: Array) -> Array:
@@ -110,7 +126,9 @@ def slots_of_keys(cache: KVCache, slot_mapping: Batch | ArrayLike, layout: str) 
         finding = Finding("is int8, where a rotation would round each key a second time")
         remedy = "or append the keys again from their projections"
         raise ArgumentTypeError("cache", finding, "hold floats, such as bfloat16", remedy)
-    return _slots_in_range(slot_mapping, cache, layout)
+    slots = _slots(slot_mapping, layout)
+    _check_range(slots, cache)
+    return slots
 
 
 def round_slots(rounded: Array, computed: Array, slots: Array) -> None:
