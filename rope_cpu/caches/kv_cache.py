@@ -46,7 +46,9 @@ class KVCache(Immutable):
     key : array of float32, float16, bfloat16 or int8, (pages, page_size, kv_heads, head_dim)
         Cached keys. Any strides, but the last axis contiguous.
     value : array of the same dtype, (pages, page_size, kv_heads, value width)
-        Cached values. Key and value may be views of one array, but share no element.
+        Cached values. Key and value may be views of one array, but share no element, with one
+        exception: in absorbed latent attention a value is a part of its key. `attention` takes such
+        a cache, and `append` refuses it.
     key_scale, value_scale : array of float32, (pages, page_size, kv_heads), optional
         For int8, and then required: the scale of each head vector, max|x| / 127. `append` writes
         them. A head vector is its int8 values times its scale. It has the scale NaN if it holds NaN
@@ -114,9 +116,12 @@ class KVCache(Immutable):
         scales = {"key_scale": key_scale, "value_scale": value_scale}
         arrays |= _checked_scales(scales, name, key.shape[:3])
         _check_memory(arrays)
+        if _is_part(value, key):  # held read-only, because `append` writes both
+            arrays["value"] = value.view()
+            arrays["value"].flags.writeable = False
         # Views keep their shape when the caller changes that of an array in place.
         kernel_dtype: np.dtype[Any] = INTEGER_VIEWS.get(name, key.dtype)
-        views: list[Array] = [np.asarray(x).view(kernel_dtype) for x in (key, value)]
+        views: list[Array] = [np.asarray(arrays[x]).view(kernel_dtype) for x in ("key", "value")]
         views += [NO_SCALE if x is None else np.asarray(x).view() for x in scales.values()]
         sizes = dict(zip(("pages", "page_size", "kv_heads", "head_dim"), key.shape, strict=True))
         sizes["value_dim"] = value.shape[3]
@@ -245,6 +250,10 @@ def check_writeable(cache: KVCache, names: tuple[str, ...] = CACHE_ARRAYS) -> No
         given = getattr(cache, name)
         if given is None or (given.flags.writeable and held[name].flags.writeable):
             continue
+        if name == "value" and _is_part(held["value"], held["key"]):
+            finding = Finding("is a part of `cache.key`")
+            remedy = "append to a KVCache of the two parts of the key"
+            raise ArgumentError("cache.value", finding, "have memory of its own", remedy)
         remedy = "make the KVCache from a writeable array"
         raise ArgumentError(f"cache.{name}", Finding("is read-only"), "be writeable", remedy)
 
@@ -304,6 +313,14 @@ def _check_memory(arrays: dict[str, Array]) -> None:
             overlap = Finding(f"has overlapping elements (strides {x.strides})")
             raise ArgumentError(name, overlap, "be an array whose elements share no memory")
         for other in names[:index]:
-            if share_memory(x, arrays[other]):
+            is_part = name == "value" and _is_part(x, arrays["key"])
+            if share_memory(x, arrays[other]) and not is_part:
                 shares = Finding(f"shares memory with `{other}`")
                 raise ArgumentError(name, shares, "have memory of its own")
+
+
+def _is_part(value: Array, key: Array) -> bool:
+    """Return True if each value is some of the elements of the key of its slot."""
+    start = value.ctypes.data - key.ctypes.data
+    room = (key.shape[3] - value.shape[3]) * key.itemsize
+    return value.strides == key.strides and 0 <= start <= room and room > 0

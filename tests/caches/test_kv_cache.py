@@ -159,6 +159,34 @@ def test_steps_have_the_bits_of_any_other_layout(dtype, rng):
     steps.assert_same_bits(*results)
 
 
+@pytest.mark.parametrize("start", [0, 3, 8])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_value_may_be_a_part_of_its_key(dtype, start, rng):
+    key = rng.standard_normal((5, 4, 1, 40)).astype(DTYPES[dtype])
+    cache = KVCache(key, key[..., start : start + 32])
+    apart = KVCache(key.copy(), cache.value.copy())
+    batch = rope_cpu.Batch(seq_lens=[14], query_lens=[9], page_table=[[4, 0, 2, 1]], page_size=4)
+    q = rng.standard_normal((9, 6, 40)).astype(np.float32)
+    result = rope_cpu.attention(q, cache, batch)
+    steps.assert_same_bits(result, rope_cpu.attention(q, apart, batch))
+    moves = rope_cpu.RotaryEmbedding(40).shift_plan(3, layout="thd")
+    moves.rotate_cached(cache, batch.slot_mapping)
+    moves.rotate_cached(apart, batch.slot_mapping)
+    steps.assert_same_bits(cache.key, apart.key)
+
+
+def test_append_refuses_a_value_that_is_a_part_of_its_key():
+    key = np.zeros((5, 4, 1, 40), np.float32)
+    cache = KVCache(key, key[..., 8:])
+    plan = rope_cpu.RotaryEmbedding(40).plan([3], layout="thd")
+    x = np.ones((1, 1, 40), np.float32)
+    text = "^`cache.value` is a part of `cache.key`; .*append to a KVCache of the two parts"
+    for q in (x, np.asfortranarray(x)):
+        with pytest.raises(ValueError, match=text):
+            plan.append(q, x, x[..., 8:], cache, [0])
+    assert not key.any()
+
+
 def zeros(*shape, dtype=np.float32):
     return np.zeros(shape, dtype)
 
@@ -169,6 +197,7 @@ INT8 = zeros(*SHAPE, dtype=np.int8)
 SCALE = zeros(*SHAPE[:3])
 BUFFER = zeros(2, 3, 5, 8)
 LONG = zeros(2000)
+LATENT = zeros(3, 3, 4, 8)
 
 
 def strided(strides, shape=SHAPE):
@@ -198,6 +227,10 @@ REFUSED = [
     (lambda: KVCache(KEY, strided((512, 128, 28, 4))), ValueError, "`value` has overlapping"),
     (lambda: KVCache(KEY, KEY), ValueError, "`value` shares memory with `key`"),
     (lambda: KVCache(BUFFER[:, :, :4], BUFFER[:, :, 1:]), ValueError, "`value` shares memory"),
+    (lambda: KVCache(LATENT[:2], LATENT[1:, ..., :7]), ValueError, "`value` shares memory with"),
+    (lambda: KVCache(LATENT[..., 1:], LATENT[..., :6]), ValueError, "`value` shares memory with"),
+    (lambda: KVCache(LATENT[..., :7], LATENT[..., 2:]), ValueError, "`value` shares memory with"),
+    (lambda: KVCache(LATENT[..., :6], LATENT), ValueError, "`value` shares memory with `key`"),
     (lambda: KVCache(INT8, INT8.copy()), ValueError, "`key_scale` is None; .*2, 3, 4"),
     (lambda: KVCache(INT8, INT8.copy(), key_scale=SCALE), ValueError, "`value_scale` is None; it"),
     (
