@@ -23,9 +23,6 @@ _DTYPE_LIST = ", ".join(_DTYPES.values())  # for error texts
 _CACHE_LINE = 64  # bytes
 NO_SCALE = np.empty((0, 0, 0), np.float32)  # of a cache that is not int8
 
-# The remedy where the page_size of a cache equals the number of heads that are expected of it.
-HEADS_FIRST = "if `cache` has the heads first, make it from key.transpose(0, 2, 1, 3)"
-
 # The attributes of a cache that hold its arrays.
 CACHE_ARRAYS = ("key", "value", "key_scale", "value_scale")
 

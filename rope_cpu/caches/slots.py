@@ -9,7 +9,10 @@ from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.array_types import Array
 from rope_cpu.caches.batch import Batch
-from rope_cpu.caches.kv_cache import HEADS_FIRST, KVCache, check_cache
+from rope_cpu.caches.kv_cache import KVCache, check_cache
+
+# The remedy where page_size and heads of a cache are exchanged.
+HEADS_FIRST = "if `cache` has the heads first, make it from key.transpose(0, 2, 1, 3)"
 
 # As many slots Python compares faster than NumPy: 32 on pages in any order take 3 µs instead of 35.
 _FEW = 64

@@ -13,16 +13,9 @@ from rope_cpu.arguments.arrays import check_array, check_outputs, share_memory
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.array_types import DTYPE_NAMES, LAYOUT_AXES, Array
 from rope_cpu.caches.batch import Batch
-from rope_cpu.caches.kv_cache import (
-    CACHE_ARRAYS,
-    HEADS_FIRST,
-    NO_SCALE,
-    KVCache,
-    check_cache,
-    check_writeable,
-)
+from rope_cpu.caches.kv_cache import CACHE_ARRAYS, NO_SCALE, KVCache, check_cache, check_writeable
 from rope_cpu.caches.rms_norm import NO_NORMS, RMSNorm, joined
-from rope_cpu.caches.slots import round_slots, slots_of_tokens
+from rope_cpu.caches.slots import HEADS_FIRST, round_slots, slots_of_tokens
 from rope_cpu.kernels import threads
 from rope_cpu.kernels.append import append_kernel, append_part
 from rope_cpu.kernels.compile import address_of
