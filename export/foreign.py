@@ -68,7 +68,7 @@ class ForeignGraph:
         inner = [graph for node in model.graph.node for graph in _inner_graphs(node)]
         self.graphs = [model.graph, *inner]
         self.nodes = [node for graph in self.graphs for node in graph.node]
-        self.producers = {name: node for node in self.nodes for name in node.output}
+        self.producers = {name: node for node in self.nodes for name in node.output if name}
         self.tensors = {x.name: x for graph in self.graphs for x in graph.initializer}
         for node in self.nodes:
             if node.op_type == "Constant" and node.attribute[0].HasField("t"):
@@ -83,6 +83,21 @@ class ForeignGraph:
         angles = [AngleRotation(self, self.producers[name]) for name in products]
         by_tables = [TableRotation(self, names, *use) for names, use in tables.items()]
         return [*by_tables, *(rotation for rotation in angles if rotation.is_found)]
+
+    def unread(self, rotations: Sequence[Rotation]) -> list[str]:
+        """Return the first outputs of operators whose cos is of none of these rotations."""
+        read = {name for rotation in rotations for name in rotation.results}
+        found = []
+        for node in self.nodes:
+            cos, _, pairing = OPERATORS.get((node.domain, node.op_type), (0, 0, ""))
+            name = node.input[cos] if pairing and len(node.input) > cos else ""
+            above = self._tables(name)
+            while name in self.producers and self.producers[name].input:
+                above.append(name)
+                name = self.producers[name].input[0]
+            if name and read.isdisjoint(above):
+                found.append(node.output[0])
+        return found
 
     def _constant(self, name: str) -> Any:
         """Return a value that depends on no input of the graph, None for others."""
@@ -231,6 +246,7 @@ class TableRotation:
     ) -> None:
         self.graph = graph
         self.names = names
+        self.results: Sequence[str] = names
         self.source = source
         self.interleaved = interleaved
         tables = [graph.constant(name) for name in names]
@@ -298,11 +314,11 @@ class AngleRotation:
         self.inv_freq: Float64 = frequencies.ravel().astype(np.float64)
         (self.input,) = graph.varying(product)
         self.input_dtype = frequencies.dtype
-        made = [node.output[0] for node in self.steps]
+        self.results = [node.output[0] for node in self.steps]
         read = {value.name for value in graph.model.graph.output}
         for node in graph.nodes:
-            read.update(() if node.output[0] in made else node.input)
-        ends = [name for name in made if name in read]
+            read.update(() if node.output[0] in self.results else node.input)
+        ends = [name for name in self.results if name in read]
         feed = helper.make_tensor_value_info(self.input, onnx_type(self.input_dtype), None)
         self.session = graph.session(self.steps, [feed], ends)
         self.is_found = any(self._find_cos_and_sin(shape, ends) for shape in SHAPES)

@@ -140,6 +140,11 @@ def graph_of(form, inv_freq, factor=1.0, as_nodes=False):
 <ir_version: 8, opset_import: ["" : {opset}]>
 g (int64[1, seq] p, float[1, 1, seq, 16] x) => (float[1, 1, seq, 16] y) {{ {body} }}
 """
+    return with_constants(text, inv_freq, factor, as_nodes)
+
+
+def with_constants(text, inv_freq, factor=1.0, as_nodes=False):
+    """The model of a text, with the constants that it reads."""
     model = onnx.parser.parse_model(text)
     arrays = {name: np.array(values) for name, values in CONSTANTS.items()}
     arrays |= {"inv_freq": inv_freq, "factor": np.float32(factor)}
@@ -244,6 +249,32 @@ def test_computed_angles_before_and_after(form, as_nodes, check, rng):
     assert share <= 1
     wrong, _ = error_of(fixed.with_name("model.onnx"), rng, interleaved)
     assert wrong[3] > 1e-3 > 1e-6 > errors[3]
+
+
+HALF = f"""
+<ir_version: 8, opset_import: ["" : 18]>
+g (int64[1, seq] p, float16[1, seq, 16] x) => (float16[1, seq, 16] y, float16[1, seq, 16] z) {{
+  {ANGLES + TWICE}
+  cos_half = Cast<to=10>(cos)
+  sin_half = Cast<to=10>(sin)
+  y = Mul(x, cos_half)
+  z = Mul(x, sin_half)
+}}
+"""
+
+
+def test_cos_and_sin_in_float16(check):
+    code, reports, fixed = check(
+        with_constants(HALF, float32_frequencies()), CONFIG, "--fix", "-o", "OUT"
+    )
+    assert code == 0
+    assert reports[0]["rotations"][0]["read from"] == "Cos and Sin, float16"
+    assert reports[1]["rotations"][0]["times the tolerance"] <= 1
+    ones = np.ones((1, 4, 2 * PAIRS), np.float16)
+    results = onnxruntime.InferenceSession(fixed).run(["y", "z"], {"p": POSITIONS, "x": ones})
+    exact = oracle.cos_sin(POSITIONS, oracle.inv_freq(2 * PAIRS, BASE))
+    for result, values in zip(results, exact, strict=True):
+        assert np.abs(result[..., :PAIRS] - values).max() <= 2**-12 + 2**-25 + 1e-9
 
 
 def test_the_attention_factor_of_a_graph_becomes_that_of_the_config(check, rng):
@@ -439,6 +470,14 @@ def test_lines_fit_the_screen(tmp_path, capsys):
     assert "  largest error below 4096    2.0" in lines
 
 
+def with_cos_from_outside():
+    """A rotation by tables that are inputs, beside one that can be read."""
+    model = graph_of_tables(float32_tables(64))
+    text = TABLES.replace("x) =>", "x, float[64, 8] cos, float[64, 8] sin) =>")
+    other = onnx.compose.add_prefix(onnx.parser.parse_model(text), "other_")
+    return onnx.compose.merge_models(model, other, io_map=[("y", "other_x")])
+
+
 WITHOUT = onnx.parser.parse_model(
     '<ir_version: 8, opset_import: ["" : 18]> g (float[2] x) => (float[2] y) { y = Sin(x) }'
 )
@@ -450,6 +489,11 @@ onnx.external_data_helper.set_external_data(EXTERNAL.graph.initializer[0], "gone
     ("model", "options", "words"),
     [
         (WITHOUT.SerializeToString(), (), "has no rotation that can be read"),
+        (
+            with_cos_from_outside().SerializeToString(),
+            (),
+            "by the operators of ['other_y', 'other_z']",
+        ),
         (b"\0damaged", (), "model.onnx cannot be read"),
         (EXTERNAL.SerializeToString(), (), "gone.data"),
         (WITHOUT.SerializeToString(), ("--fix",), "`--fix` and `-o` need each other"),
