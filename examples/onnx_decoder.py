@@ -113,7 +113,11 @@ class Decoder:
         if model_type not in FAMILIES:
             raise ValueError(f"model type {model_type!r} is not one of {', '.join(FAMILIES)}")
         self.family = FAMILIES[model_type]
+        if self.config.get("final_logit_softcapping"):
+            raise ValueError("logits are capped (final_logit_softcapping), which is not written")
         activation = self.config.get("hidden_activation") or self.config["hidden_act"]
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation {activation!r} is not one of {', '.join(ACTIVATIONS)}")
         self.activation = ACTIVATIONS[activation]
         self.layers: int = self.config["num_hidden_layers"]
         self.options: dict[str, Any] = {"target": target, "cache": cache, "max_positions": length}
@@ -123,6 +127,8 @@ class Decoder:
 
     def tensor(self, name: str) -> Array:
         """Read a tensor of the checkpoint."""
+        if name not in self.files:
+            raise ValueError(f"the *.safetensors of the folder have no tensor {name!r}")
         tensor: Array = self.files[name].get_tensor(name)
         return tensor.astype(np.float32)
 
@@ -184,7 +190,7 @@ class Decoder:
             piece.graph.output.extend(value_info(name, width) for name in (residual, hidden))
             return
         normed = self.norm(piece, residual, "model", "norm")
-        is_tied = "lm_head.weight" not in self.files
+        is_tied = self.config.get("tie_word_embeddings", "lm_head.weight" not in self.files)
         head = self.tensor("model.embed_tokens.weight" if is_tied else "lm_head.weight")
         piece.op("MatMul", normed, piece.op("Transpose", piece.array(head)), output="logits")
         piece.graph.output.append(value_info("logits", len(head)))

@@ -241,7 +241,27 @@ def test_the_folder_has_the_configs_and_the_tokenizer(checkpoint, tmp_path):
     assert names == files
 
 
-def test_other_model_types_are_refused(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt_oss"}))
-    with pytest.raises(ValueError, match="'gpt_oss' is not one of llama, qwen3, gemma3_text"):
+LLAMA = SIZES | {"model_type": "llama"} | CONFIGS["llama"]
+REFUSALS = {
+    "model type": ({"model_type": "gpt_oss"}, "'gpt_oss' is not one of llama, qwen3, gemma3_text"),
+    "activation": (LLAMA | {"hidden_act": "relu"}, "'relu' is not one of silu, gelu"),
+    "capped logits": (LLAMA | {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+    "no tensors": (LLAMA, "no tensor 'model.embed_tokens.weight'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_folders_of_others_are_refused(name, tmp_path):
+    config, text = REFUSALS[name]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=text):
         EXAMPLE["main"]([str(tmp_path), "--out", str(tmp_path / "out")])
+
+
+@pytest.mark.parametrize("checkpoint", ["qwen3"], indirect=True)
+def test_a_head_that_is_missing_is_not_taken_for_a_tied_one(checkpoint, tmp_path):
+    folder, config, _ = checkpoint
+    untied = config | {"tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(untied))
+    with pytest.raises(ValueError, match=r"no tensor 'lm_head\.weight'"):
+        EXAMPLE["main"]([str(folder), "--out", str(tmp_path / "out")])
