@@ -253,6 +253,8 @@ class TableRotation:
         self.tables = np.stack([table.reshape(-1, table.shape[-1]) for table in tables])
         self.dtype = self.tables.dtype
         self.rows = self.tables.shape[1]
+        if self.rows < 2 or not np.isfinite(self.tables).all():
+            raise ValueError(f"{', '.join(names)} must be finite, at two positions or more")
         self.inv_freq, self.slope_error = fitted(self.tables)
 
     def values(self, start: int) -> NDArray[Any]:
@@ -292,7 +294,7 @@ def fitted(tables: NDArray[Any]) -> tuple[Float64, float]:
     row = np.arange(0, rows, 1 + rows // FIT_ROWS)
     weight = row / float(row @ row)
     error = DEVIATIONS * rounding(tables.dtype) * float(np.linalg.norm(weight))
-    return inv_freq + weight @ rest(row, inv_freq), error
+    return inv_freq + weight @ rest(row, inv_freq), error + float(np.finfo(np.float64).eps)
 
 
 class AngleRotation:

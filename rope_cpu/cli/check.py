@@ -29,7 +29,7 @@ from rope_cpu.command_line import (
     write_errors,
 )
 from rope_cpu.export.files import model_path
-from rope_cpu.export.foreign import CHUNK, DEVIATIONS, SAME, ForeignGraph, Rotation, rounding
+from rope_cpu.export.foreign import CHUNK, SAME, ForeignGraph, Rotation, rounding
 from rope_cpu.export.graph import FLOAT32, HALF
 
 # Positions below which errors are measured, besides the end of tables. The second stands for the
@@ -46,8 +46,9 @@ TOLERANCE = "½ ulp (of 16 bits with that of float32) + 1e-9·A, and the uncerta
 # Columns of values, on a screen of 80.
 WIDTH = 50
 
-# What is known of a rotation, by name.
+# What is known of a rotation, by name; largest errors by position, and share of the tolerance.
 Facts = dict[str, Any]
+Errors = tuple[dict[int, float], float]
 
 
 class Expected(NamedTuple):
@@ -186,17 +187,20 @@ def finding(rotation: Rotation, expected: Sequence[Expected], maximum: int) -> F
     length = np.hypot(*rotation.values(0).astype(np.float64))
     own = _rope(rotation.inv_freq, float(length.mean()))
     own_facts = facts(own, rotation.interleaved)
-    compared = [(differences(own, own_facts, one), one) for one in expected]
-    different, nearest = min(compared, key=lambda pair: len(pair[0]), default=([], None))
-    exact = own
-    fit = (rotation.slope_error, DEVIATIONS * rounding(rotation.dtype) / length.size**0.5)
-    if nearest is not None and nearest.facts["pairs"] == own_facts["pairs"]:
-        exact = nearest.rope
-        fit = (0.0, 0.0)
     ends = {NEAR, maximum or FAR}
     if rotation.rows is not None:
         ends = {min(end, rotation.rows) for end in ends} | {rotation.rows}
-    errors, share = measured(rotation, exact, sorted(ends), fit)
+    fit = (rotation.slope_error, rounding(rotation.dtype))
+    exact = own
+    nearest = None
+    different: list[str] = []
+    errors, share = measured(rotation, own, sorted(ends), fit)
+    by_config = [(one, *_compared(rotation, own, own_facts, one, sorted(ends))) for one in expected]
+    if by_config:
+        nearest, different, sizes = min(by_config, key=lambda by: (len(by[1]), by[2][1]))
+        if nearest.facts["pairs"] == own_facts["pairs"]:
+            exact = nearest.rope
+            errors, share = sizes
     found = {
         "names": ", ".join(rotation.names),
         "right": not different and share <= 1,
@@ -210,6 +214,26 @@ def finding(rotation: Rotation, expected: Sequence[Expected], maximum: int) -> F
         "times the tolerance": float(f"{share:.3g}"),
     }
     return Finding(rotation, found, different, exact)
+
+
+def _compared(
+    rotation: Rotation,
+    own: RotaryEmbedding,
+    own_facts: Facts,
+    one: Expected,
+    ends: Sequence[int],
+) -> tuple[list[str], Errors]:
+    """Return the differences from a rotation of the config, and the errors.
+
+    The facts of a table are fitted. Where its values are right, these may be off by their rounding.
+    """
+    different = differences(own, own_facts, one)
+    if one.facts["pairs"] != own_facts["pairs"]:
+        return different, ({}, np.inf)
+    errors = measured(rotation, one.rope, ends, (0.0, 0.0))
+    if errors[1] <= 1:
+        different = [text for text in different if text.startswith("pairing")]
+    return different, errors
 
 
 def facts(rope: RotaryEmbedding, interleaved: bool | None) -> Facts:
@@ -264,7 +288,7 @@ def fix(found: Sequence[Finding], choices: int) -> None:
 
 def measured(
     rotation: Rotation, exact: RotaryEmbedding, ends: Sequence[int], fit: tuple[float, float]
-) -> tuple[dict[int, float], float]:
+) -> Errors:
     """Return the largest errors below some positions, and the largest share of the tolerance.
 
     fit: what exact values of a fit may be off, by position and beside it.

@@ -2,6 +2,7 @@
 
 import json
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -359,6 +360,33 @@ def test_tables_before_and_after(dtype, check):
         ).all()
 
 
+LONGROPE = {
+    **CONFIG,
+    "model_type": "phi3",
+    "original_max_position_embeddings": 4096,
+    "rope_scaling": {
+        "type": "longrope",
+        "short_factor": [1.0] * PAIRS,
+        "long_factor": [1.0 + index for index in range(PAIRS)],
+    },
+}
+
+
+@pytest.mark.parametrize("rows", [5, 100, 4096])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("config", [{**CONFIG, "rope_theta": 1e7}, LONGROPE], ids=["base", "two"])
+def test_rounded_tables_are_right(config, dtype, rows, check):
+    """Values fix low frequencies badly, above all at 16 bits; they are right all the same."""
+    rope = RotaryEmbedding.from_config(config)
+    if config is LONGROPE:
+        rope = rope.at_length(5000)
+    exact = (rope.attention_factor * x for x in oracle.cos_sin(np.arange(rows), rope.inv_freq))
+    model = graph_of_tables([x.astype(dtype) for x in exact])
+    for given in (config, None):
+        code, reports, _ = check(model, given)
+        assert code == 0, reports
+
+
 def test_tables_of_the_branches_of_an_if(check):
     """As a builder chooses between the short and the long factors of longrope."""
     inv_freq = oracle.inv_freq(2 * PAIRS, BASE)
@@ -493,6 +521,12 @@ onnx.external_data_helper.set_external_data(EXTERNAL.graph.initializer[0], "gone
             with_cos_from_outside().SerializeToString(),
             (),
             "by the operators of ['other_y', 'other_z']",
+        ),
+        (graph_of_tables(float32_tables(1)).SerializeToString(), (), "two positions or more"),
+        (
+            graph_of_tables(float32_tables(9, factor=np.nan)).SerializeToString(),
+            (),
+            "cos, sin must be finite",
         ),
         (b"\0damaged", (), "model.onnx cannot be read"),
         (EXTERNAL.SerializeToString(), (), "gone.data"),
