@@ -249,6 +249,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cache", default="shared", choices=("growing", "shared"))
     parser.add_argument("--length", type=int, default=4096, help="most tokens, prompt included")
     options = parser.parse_args(arguments)
+    if options.out.resolve() == options.folder.resolve():
+        parser.error("--out must be another folder")
     decoder = Decoder(options.folder, options.target, options.cache, options.length)
     (options.out / "onnx").mkdir(parents=True, exist_ok=True)
     export.save(export.merge(decoder.parts()), options.out / "onnx" / "model.onnx")

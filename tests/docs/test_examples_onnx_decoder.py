@@ -265,3 +265,9 @@ def test_a_head_that_is_missing_is_not_taken_for_a_tied_one(checkpoint, tmp_path
     (folder / "config.json").write_text(json.dumps(untied))
     with pytest.raises(ValueError, match=r"no tensor 'lm_head\.weight'"):
         EXAMPLE["main"]([str(folder), "--out", str(tmp_path / "out")])
+
+
+def test_the_folder_itself_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        EXAMPLE["main"]([str(tmp_path), "--out", str(tmp_path)])
+    assert "--out must be another folder" in capsys.readouterr().err
