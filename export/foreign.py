@@ -180,7 +180,7 @@ class ForeignGraph:
 
     def insert(self, node: onnx.NodeProto, new: Graph) -> onnx.GraphProto:
         """Insert the nodes and initializers of a builder before a node; return the graph of it."""
-        (owner,) = (graph for graph in self.graphs if node in graph.node)
+        owner: onnx.GraphProto = next(graph for graph in self.graphs if node in graph.node)
         for index, inserted in enumerate(new.nodes, list(owner.node).index(node)):
             owner.node.insert(index, inserted)
         for name in new.initializers.keys() - self.tensors.keys():

@@ -105,8 +105,7 @@ def _expected(args: argparse.Namespace) -> tuple[Expected, int]:
 
 
 def _rope(inv_freq: Any, factor: float, interleaved: bool) -> RotaryEmbedding:
-    options = {"attention_factor": factor, "interleaved": interleaved}
-    return RotaryEmbedding.from_inv_freq(inv_freq, **options)
+    return RotaryEmbedding.from_inv_freq(inv_freq, attention_factor=factor, interleaved=interleaved)
 
 
 @contextmanager
@@ -135,24 +134,26 @@ def finding(rotation: Rotation, expected: Expected, maximum: int) -> Finding:
     ends = {NEAR, maximum or FAR}
     if rotation.rows is not None:
         ends = {min(end, rotation.rows) for end in ends} | {rotation.rows}
-    fit = float(ml_dtypes.finfo(first.dtype).eps) + max(ends) * float(np.finfo(FLOAT64).eps)
     compared = [
         (*measured(rotation, rope, sorted(ends), 0.0), layers, rope)
         for layers, rope in expected
         if len(rope.inv_freq) == len(own.inv_freq)
-    ] or [(*measured(rotation, own, sorted(ends), factor * fit), None, own)]
-    share, errors, layers, exact = min(compared, key=lambda one: one[0])
-    different = differences(own, exact, share <= 1)
-    if expected and exact is own:
-        layers, nearest = expected[0]
-        different = differences(own, nearest, share <= 1)
+    ]
+    if compared:
+        share, errors, layers, exact = min(compared, key=lambda one: one[0])
+        different = differences(own, exact, share <= 1)
+    else:
+        fit = float(ml_dtypes.finfo(first.dtype).eps) + max(ends) * float(np.finfo(FLOAT64).eps)
+        share, errors = measured(rotation, own, sorted(ends), factor * fit)
+        layers, exact = ("", own)
+        different = [text for _, rope in expected[:1] for text in differences(own, rope, False)]
     found = {
         "names": ", ".join(rotation.names),
         "right": not different and share <= 1,
         "read from": f"{rotation.source}, {first.dtype.name}",
         "rows": rotation.rows or "none: computed",
         **facts(own),
-        "config": layers,
+        "config": layers or None,
         "against the config": "; ".join(different) or None,
         "exact values": "of the file's own frequencies" if exact is own else "of the config",
         **{f"largest error below {end}": float(f"{error:.2g}") for end, error in errors.items()},
