@@ -16,7 +16,7 @@ async function transformers() {
 }
 
 async function onnxruntime() {
-  const ort = await import("onnxruntime-node");
+  const ort = await import(runtime);
   const session = await ort.InferenceSession.create(`${folder}/onnx/model.onnx`);
   const config = JSON.parse(readFileSync(`${folder}/config.json`));
   const length = cache === "shared" ? prompt.length + Number(steps) : 0;
@@ -40,5 +40,5 @@ async function onnxruntime() {
   return tokens.slice(prompt.length);
 }
 
-const tokens = await { "transformers.js": transformers, "onnxruntime-node": onnxruntime }[runtime]();
+const tokens = await (runtime === "transformers.js" ? transformers() : onnxruntime());
 console.log(JSON.stringify(tokens.map(Number)));

@@ -180,6 +180,7 @@ RUNTIMES = {
     "onnxruntime": lambda folder, cache: in_onnxruntime(folder, cache)[0],
     "onnxruntime-genai": in_genai,
     "onnxruntime-node": in_node("onnxruntime-node"),
+    "onnxruntime-web": in_node("onnxruntime-web"),
     "transformers.js": in_node("transformers.js"),
 }
 # transformers.js has no shared caches.
