@@ -188,6 +188,15 @@ class ForeignGraph:
             self.model.graph.initializer.append(self.tensors[name])
         return owner
 
+    def widen(self, node: onnx.NodeProto, names: dict[str, str]) -> None:
+        """Let a node read other values, of float64, and compute in it."""
+        node.input[:] = [names.get(name, name) for name in node.input]
+        for attribute in node.attribute if node.op_type == "Cast" else ():
+            attribute.i = onnx_type(FLOAT64)
+        for infos in (graph.value_info for graph in self.graphs):
+            for info in [info for info in infos if info.name in node.output]:
+                infos.remove(info)
+
 
 def _flag(node: onnx.NodeProto, name: str) -> bool:
     """Return an attribute that is 0 or 1, by default 0."""
@@ -277,13 +286,9 @@ class AngleRotation:
             self.graph.insert(turn.product, new)
             names = {turn.tensor: exact, turn.position: position}
             for node in (*turn.before, turn.product, *turn.between):
-                node.input[:] = [names.get(name, name) for name in node.input]
-                for attribute in node.attribute if node.op_type == "Cast" else ():
-                    attribute.i = onnx_type(FLOAT64)
+                self.graph.widen(node, names)
             if "Cos" in {turn.node.op_type for turn in self.turns}:
                 self._compute(turn, rope.attention_factor)
-        for graph in self.graph.graphs:  # dtypes that are no longer true
-            del graph.value_info[:]
 
     def _compute(self, turn: Turn, factor: float) -> None:
         """Compute cos or sin in float64, times the attention factor, and cast it."""
@@ -297,11 +302,10 @@ class AngleRotation:
             new.cast(value, self.angle_dtype, "cast")
         new.nodes[-1].output[0] = name
         self.graph.insert(turn.node, new).node.remove(turn.node)
-        for node in (
-            node for path in turn.after.values() for node in path if node.op_type == "Mul"
-        ):
-            node.op_type = "Identity"
-            node.input[:] = [name for name in node.input if name in turn.after]
+        for node in (node for path in turn.after.values() for node in path):
+            if node.op_type == "Mul":
+                node.op_type = "Identity"
+                node.input[:] = [name for name in node.input if name in turn.after]
 
 
 Rotation = TableRotation | AngleRotation
