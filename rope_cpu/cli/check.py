@@ -131,9 +131,8 @@ def finding(rotation: Rotation, expected: Expected, maximum: int) -> Finding:
     first = rotation.values(np.arange(1))
     factor = float(first[0].mean(dtype=FLOAT64))
     own = _rope(rotation.inv_freq.astype(FLOAT64), factor, rotation.interleaved)
-    ends = {NEAR, maximum or FAR}
-    if rotation.rows is not None:
-        ends = {min(end, rotation.rows) for end in ends} | {rotation.rows}
+    ends = {NEAR, maximum or FAR, rotation.rows or NEAR}
+    ends = {min(end, rotation.rows or end) for end in ends}
     compared = [
         (*measured(rotation, rope, sorted(ends), 0.0), layers, rope)
         for layers, rope in expected

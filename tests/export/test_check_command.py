@@ -453,6 +453,34 @@ def test_attention_of_the_export_is_right(check):
     assert report["rotations"][0]["read from"] == "GroupQueryAttention, float32"
 
 
+def test_attention_without_rotation_has_none(check):
+    rope = RotaryEmbedding.from_config(CONFIG)
+    options = {"num_heads": 2, "num_kv_heads": 1, "target": "ort", "max_positions": 64}
+    model = export.export_attention(rope, **options)
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "do_rotary":
+                attribute.i = 0
+    code, text, _ = check(model)
+    assert code == 2
+    assert "no rotation is found" in text
+
+
+def test_strided_elements_outside_of_the_rotation_are_no_pairing(check):
+    """As the experts of gpt-oss take them."""
+    text = f"""
+<ir_version: 8, opset_import: ["" : 18]>
+g (int64[1, seq] p, float[1, 1, seq, 16] x) => (float[1, 1, seq, 16] y, float[1, 1, seq, 8] z) {{
+  {ANGLES + TWICE + ROTATE_HALF}
+  gate = Slice(y, zero, end, last, two)
+  up = Slice(y, one, end, last, two)
+  z = Mul(gate, up)
+}}
+"""
+    _, (report,), _ = check(with_constants(text, float32_frequencies()))
+    assert report["rotations"][0]["pairing"] == "half-split"
+
+
 def test_a_table_with_one_wrong_row_is_out_of_tolerance(check):
     model = export.export_rope(RotaryEmbedding.from_config(CONFIG), max_positions=4096)
     (tensor,) = (x for x in model.graph.initializer if x.name == "sin_cache")
