@@ -142,9 +142,9 @@ class File:
 
 
 @cache
-def make_file(model, target, kind):
+def make_file(model, target, kind, seed=0):
     """Return the file of a model of `MODELS`."""
-    rng = np.random.default_rng(55)
+    rng = np.random.default_rng(seed)
     if kind in STEPS:
         return _attention_file(MODELS[model], target, kind, rng)
     return _rotation_file(MODELS[model].rope, target, kind == "rotation by table", rng)

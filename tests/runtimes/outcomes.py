@@ -20,11 +20,11 @@ class Outcome:
     refusal: str = ""
 
 
-def measure(consumer, target, kind, model, one_row=False):
+def measure(consumer, target, kind, model, seed=0, one_row=False):
     """Return the outcome of a file, with one_row of the first batch row alone."""
+    file = make_file(model, target, kind, seed)
+    file = file.first_row() if one_row else file
     try:
-        file = make_file(model, target, kind)
-        file = file.first_row() if one_row else file
         results = CONSUMERS[consumer](file.model, file.feeds)
     except Exception as error:  # a runtime may raise anything
         return Outcome(refusal=f"{type(error).__name__}: {error}")
@@ -34,8 +34,8 @@ def measure(consumer, target, kind, model, one_row=False):
 def expectation(consumer, target, kind, model):
     """Return the first row of expectations.json that fits, {} without one.
 
-    A row has values, or lists of them, for some of `KEYS`, and a reason. "refuses": part of the
-    error's text. "error": the results are off by more than rounding, but at most by this much.
+    A row has lists of names for some of `KEYS`, and a reason. "refuses": part of the text of an
+    error. "error": the results are off by more than rounding, but at most by this much.
     "wrong": they are wrong in silence. "one_row": the same keys for a batch of one row.
     """
     names = dict(zip(KEYS, (consumer, target, kind, model), strict=True))

@@ -32,11 +32,12 @@ def assert_as_expected(outcome, expected):
 
 
 @pytest.mark.parametrize("case", CASES, ids=":".join)
-def test_outcome(case):
+def test_outcome(case, pytestconfig):
+    seed = pytestconfig.option.seed
     expected = expectation(*case)
-    assert_as_expected(measure(*case), expected)
+    assert_as_expected(measure(*case, seed), expected)
     if "one_row" in expected:
-        assert_as_expected(measure(*case, one_row=True), expected["one_row"])
+        assert_as_expected(measure(*case, seed, one_row=True), expected["one_row"])
 
 
 def test_every_expectation_is_used():
