@@ -1,8 +1,7 @@
 """ONNX export: the same rotation as graph operators, validated under onnxruntime.
 
-Needs the extra `onnx`, which asks for onnxruntime 1.29. A saved file may run on an older one: 1.28
-lacks MRotaryEmbedding (target "ort", tables of three axes) and Cos in float64 (float64 without
-tables), and refuses to load models with those; the others pass `validate` there.
+Needs the extra `onnx`, which asks for onnxruntime 1.29. A saved file may run on an older one,
+and in other runtimes: "Runtimes" in docs/onnx.md has the tables.
 """
 
 try:

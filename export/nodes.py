@@ -249,7 +249,8 @@ def masked_lengths(graph: Graph, sequence: str) -> str:
 
 def masked_ids(graph: Graph, lengths: Lengths) -> str:
     """Return the position of each new token, (batch, seq): the number of ones before it."""
-    count = graph.node("CumSum", [MASK_INPUT, graph.scalar(1, np.int64)], "ones")
+    # reverse=0 is the default, but onnx2torch takes 1 for it.
+    count = graph.node("CumSum", [MASK_INPUT, graph.scalar(1, np.int64)], "ones", reverse=0)
     before = graph.node("Sub", [count, graph.scalar(1, np.int64)], "ones_before")
     ids = graph.node("Max", [before, graph.scalar(0, np.int64)], "ids_of_all")
     if lengths.past is not None:
