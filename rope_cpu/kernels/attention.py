@@ -18,6 +18,7 @@ from numba import from_dtype, prange, types
 from rope_cpu.kernels import compile
 from rope_cpu.kernels.append import CACHE_ELEMENTS, cache_of
 from rope_cpu.kernels.vectors import (
+    address,
     advance,
     call_at,
     has_feature,
@@ -34,6 +35,7 @@ from rope_cpu.kernels.vectors import (
 RANGE = 256  # keys: they and their values stay in the second cache of a core
 ROWS = 4  # queries that attend at a time, of heads that share a key head
 AHEAD = 12  # keys, by which memory is asked for a key before its use
+_LINE = 64  # bytes of a cache line
 
 # Elements that are multiplied or added at a time. The operands and sums of four rows fit in the
 # registers: with AVX-512 there are 32 of 16 float32, else 16 of 8.
@@ -161,9 +163,12 @@ def _vector(vectors, j, stop):
 
 @compile.device_function
 def _prefetch(vectors, j, stop):
-    """Load a key or value ahead of its use."""
-    for line in range(0, vectors.cached.array.shape[3] * vectors.cached.array.itemsize, 64):
-        prefetch(advance(_vector(vectors, j, stop), line))
+    """Load the cache lines of a key or value ahead of its use."""
+    start = _vector(vectors, j, stop)
+    first = address(start)
+    last = first + vectors.cached.array.shape[3] * vectors.cached.array.itemsize - 1
+    for line in range(first & -_LINE, last + 1, _LINE):
+        prefetch(advance(start, line - first))
 
 
 def _make_products(lanes):
