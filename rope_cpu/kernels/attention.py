@@ -44,17 +44,20 @@ _SUM_LANES = 64 if has_feature("avx512f") else 16
 
 
 class Item(NamedTuple):
-    """Some new tokens of one sequence, and the keys that they go over."""
+    """Some new tokens of one sequence, and the keys that they go over.
 
-    sequence: int
-    token: int  # the first, among the tokens of all sequences
-    tokens: int
-    position: int  # of the first token
-    window: int
-    start: int  # the first key, which begins a range
-    stop: int  # after the last key
-    state: int  # of the first token
-    step: int  # from the state of a token to that of the next
+    Each field is an integer, or the column of that field in an array of items.
+    """
+
+    sequence: Any
+    token: Any  # the first, among the tokens of all sequences
+    tokens: Any
+    position: Any  # of the first token
+    window: Any
+    start: Any  # the first key, which begins a range
+    stop: Any  # after the last key
+    state: Any  # of the first token
+    step: Any  # from the state of a token to that of the next
 
 
 ITEM = np.dtype([(name, "i8") for name in Item._fields])

@@ -164,36 +164,36 @@ def _work(batch: Batch, window: int) -> _Work:
 def _divided(batch: Batch, window: int) -> _Work:
     arrays = batch._arrays
     pages_needed = _pages_needed(batch, window)
-    items: list[Item] = []
-    first_states = [0]
-    for sequence, new in enumerate(arrays.query_lens.tolist()):
-        token = int(arrays.cu_seqlens[sequence])
-        position = int(arrays.seq_lens[sequence]) - new
-        for done in range(0, new, _TILE):
-            tokens = min(_TILE, new - done)
-            first_key = max(0, position + done - window + 1) // RANGE * RANGE
-            stop_key = position + done + tokens
-            starts = range(first_key, stop_key, RANGE) if new <= _TILE else [first_key]
-            state = first_states[-1]
-            for index, start in enumerate(starts):
-                stop = min(start + RANGE, stop_key) if new <= _TILE else stop_key
-                item = Item(
-                    sequence=sequence,
-                    token=token + done,
-                    tokens=tokens,
-                    position=position + done,
-                    window=window,
-                    start=start,
-                    stop=stop,
-                    state=state + index,
-                    step=len(starts),
-                )
-                items.append(item)
-            first_states += [state + (n + 1) * len(starts) for n in range(tokens)]
-    seen = np.minimum(arrays.cache_position + 1, window)
-    return _Work(
-        np.array(items, ITEM), np.array(first_states, np.int64), pages_needed, int(seen.sum())
+    sequence, index = _members(-(-arrays.query_lens // _TILE))
+    new = arrays.query_lens[sequence]
+    done = index * _TILE
+    token = arrays.cu_seqlens[sequence] + done
+    tokens = np.minimum(_TILE, new - done)
+    position = arrays.seq_lens[sequence] - new + done
+    stop = position + tokens
+    start = np.maximum(0, position - window + 1) // RANGE * RANGE
+    ranges = np.where(new <= _TILE, -((start - stop) // RANGE), 1)
+    first_states = np.concatenate([[0], np.cumsum(np.repeat(ranges, tokens))])
+    tiles = np.empty(len(token), ITEM)
+    columns = Item(
+        sequence, token, tokens, position, window, start, stop, first_states[token], ranges
     )
+    for name, column in columns._asdict().items():
+        tiles[name] = column
+    tile, index = _members(ranges)
+    items = tiles[tile]
+    items["start"] += index * RANGE
+    items["state"] += index
+    is_split = items["step"] > 1
+    items["stop"][is_split] = np.minimum(items["start"] + RANGE, items["stop"])[is_split]
+    scores = int(np.minimum(arrays.cache_position + 1, window).sum())
+    return _Work(items, first_states, pages_needed, scores)
+
+
+def _members(counts: Int64) -> tuple[Int64, Int64]:
+    """Return the group of each member of groups of these sizes, and its index in the group."""
+    group = np.repeat(np.arange(len(counts)), counts)
+    return group, np.arange(len(group)) - (np.cumsum(counts) - counts)[group]
 
 
 def _pages_needed(batch: Batch, window: int) -> int:
