@@ -29,11 +29,12 @@ from rope_cpu.kernels.vectors import (
     prefetch,
     sixteen_sums,
     splat,
+    store,
     store_quarters,
 )
 
 RANGE = 256  # keys: they and their values stay in the second cache of a core
-ROWS = 4  # queries that attend at a time, of heads that share a key head
+ROWS = 4  # queries that attend at a time
 AHEAD = 12  # keys, by which memory is asked for a key before its use
 _LINE = 64  # bytes of a cache line
 
@@ -66,7 +67,8 @@ ITEM = np.dtype([(name, "i8") for name in Item._fields])
 class Step(NamedTuple):
     """The arrays of a step, and its softcap."""
 
-    q: Any  # (kv_heads, tokens · rows, head_dim), times the scale; rows: a multiple of `ROWS`
+    q: Any  # float32 (tokens, heads, head_dim)
+    scale: Any  # float32
     key: Any  # as in the `Step` of `rope_cpu.kernels.append`
     value: Any
     key_scale: Any
@@ -74,9 +76,10 @@ class Step(NamedTuple):
     pages: Any  # int64 (sequences, pages)
     items: Any  # of the dtype `ITEM`
     first_states: Any  # int64 (tokens + 1,), the first state of each token; the number of all
-    sinks: Any  # (kv_heads, rows), -inf for none
-    states: Any  # (states, kv_heads, rows, value width + 2); a token's first becomes its result
+    sinks: Any  # float32 (heads,), -inf for none
     softcap: Any  # float32, 0 for none
+    states: Any  # float32 (states, heads, value width + 2)
+    out: Any  # float32 (tokens, heads, value width), the results
 
 
 class _Vectors(NamedTuple):
@@ -88,8 +91,13 @@ class _Vectors(NamedTuple):
 
 
 class _Scratch(NamedTuple):
-    """The memory of a thread."""
+    """The memory of a thread.
 
+    The queries of an item are numbered by token and then by head, and filled up to a multiple of
+    `ROWS` by queries without results.
+    """
+
+    q: Any  # (queries, head_dim), times the scale
     keys: Any
     values: Any
     scores: Any  # (queries, RANGE + 3)
@@ -268,34 +276,78 @@ def _weigh(scores, key_scales, value_scales, softcap, state):
     state[-1] = total
 
 
-def _make_add_values(lanes):
-    """Return the device function that writes elements i … end − 1 of the sums of weighted values.
+@compile.device_function
+def _common(seen, row):
+    """Return where the values that all queries of a group attend to start and stop.
 
-    seen: for each query where its values start and stop, the same for `ROWS` of one token.
+    No query of a group starts or stops after a later one.
+    """
+    group = row & -ROWS
+    stop = seen[group, 1]
+    return min(seen[group + ROWS - 1, 0], stop), stop
+
+
+def _make_add_common(lanes):
+    """Return the device function that adds weighted values to elements i … end − 1 of sums.
+
+    They are the values that the queries of each group have in common.
     """
 
     # A plain loop over elements would be slower: LLVM would keep the sums in memory.
     @partial(compile.device_function, variant=f"{lanes}")
-    def add_values(weights, values, seen, i, end, sums):
+    def add_common(weights, values, seen, i, end, sums):
         for element in range(i, end, lanes):
             for row in range(0, len(seen), ROWS):
-                stop = seen[row, 1]
-                s0 = s1 = s2 = s3 = splat(_ZERO, lanes)
-                for j in range(seen[row, 0], stop):
+                start, stop = _common(seen, row)
+                out = _four(pointer(sums[row:, element:]), sums.strides[0])
+                s0 = load(out[0], 0, lanes)
+                s1 = load(out[1], 0, lanes)
+                s2 = load(out[2], 0, lanes)
+                s3 = load(out[3], 0, lanes)
+                for j in range(start, stop):
                     x = load(_vector(values, j, stop), element, lanes)
                     s0 = muladd(splat(weights[row, j], lanes), x, s0)
                     s1 = muladd(splat(weights[row + 1, j], lanes), x, s1)
                     s2 = muladd(splat(weights[row + 2, j], lanes), x, s2)
                     s3 = muladd(splat(weights[row + 3, j], lanes), x, s3)
-                out = _four(pointer(sums[row:, element:]), sums.strides[0])
                 store_quarters(out, joined((s0, s1, s2, s3)))
 
-    return add_values
+    return add_common
 
 
-_add_many = _make_add_values(_SUM_LANES)
-_add_16 = _make_add_values(16)
-_add_1 = _make_add_values(1)
+_add_common_many = _make_add_common(_SUM_LANES)
+_add_common_16 = _make_add_common(16)
+_add_common_1 = _make_add_common(1)
+
+
+@compile.device_function
+def _add_to_one(weights, values, start, stop, sums):
+    """Add the weighted values start … stop − 1 of a range to the sums of one query."""
+    width = values.cached.array.shape[3]
+    for j in range(start, stop):
+        x = _vector(values, j, stop)
+        for i in range(width):
+            total = load(pointer(sums), i, 1)
+            store(pointer(sums), i, muladd(splat(weights[j], 1), load(x, i, 1), total), False)
+
+
+@compile.device_function
+def _add_values(weights, values, seen, sums):
+    """Write the sums of weighted values of each query, added in their order.
+
+    seen: for each query where its values start and stop. A value outside is not multiplied by a
+    weight of 0: it may be NaN.
+    """
+    width = values.cached.array.shape[3]
+    for row in range(len(seen)):
+        sums[row, :width] = 0
+        _add_to_one(weights[row], values, seen[row, 0], _common(seen, row)[0], sums[row])
+    _add_common_many(weights, values, seen, 0, width & -_SUM_LANES, sums)
+    _add_common_16(weights, values, seen, width & -_SUM_LANES, width & -16, sums)
+    _add_common_1(weights, values, seen, width & -16, width, sums)
+    for row in range(len(seen)):
+        start = max(seen[row, 0], _common(seen, row)[1])
+        _add_to_one(weights[row], values, start, seen[row, 1], sums[row])
 
 
 @partial(compile.device_function, fastmath={"contract"})
@@ -311,10 +363,18 @@ def _merge(state, other):
 
 
 @compile.device_function
-def _attend_range(step, item, head, base, scratch, states):
-    """Add the range of keys from `base` on to the states of an item's tokens.
+def _place(step, item, head, row):
+    """Return the token of an item, counted from its first, and the head of a row of its queries."""
+    shared = step.q.shape[1] // step.key.shape[2]
+    return row // shared, head * shared + row % shared
 
-    Keys by their index in the sequence; those of `seen` are relative to `base`:
+
+@compile.device_function
+def _attend_range(step, item, head, base, rows, scratch):
+    """Add the range of keys from `base` on to the states of an item.
+
+    rows: number of queries. Keys by their index in the sequence; those of `seen` are relative to
+    `base`:
 
         base ≤ start ≤ first … end ≤ stop ≤ base + RANGE
                └ keys of any token ┘
@@ -323,38 +383,49 @@ def _attend_range(step, item, head, base, scratch, states):
     keys = scratch.keys
     values = scratch.values
     added = scratch.added
-    rows = states.shape[1]
-    q = step.q[head, item.token * rows : (item.token + item.tokens) * rows]
     start = max(base, item.position - item.window + 1)
     stop = min(base + RANGE, item.stop)
     _locate(keys, step.pages[item.sequence], head, start, stop)
     _locate(values, step.pages[item.sequence], head, start, stop)
-    _multiply(q, keys, values, start - base, stop - base, scratch.scores)
-    seen = scratch.seen[: len(q)]
-    for row in range(len(q)):
-        position = item.position + row // rows
-        first = max(start, position - item.window + 1) - base
-        end = max(first, min(stop, position + 1) - base)
-        seen[row, 0] = first
-        seen[row, 1] = end
+    padded = -(-rows // ROWS) * ROWS
+    _multiply(scratch.q[:padded], keys, values, start - base, stop - base, scratch.scores)
+    seen = scratch.seen[:padded]
+    for row in range(padded):
+        token, _ = _place(step, item, head, min(row, rows - 1))
+        position = item.position + token
+        seen[row, 0] = max(start, position - item.window + 1) - base
+        seen[row, 1] = max(seen[row, 0], min(stop, position + 1) - base)
+    for row in range(rows):
+        first = seen[row, 0]
+        end = seen[row, 1]
         scores = scratch.scores[row, first:end]
         _weigh(scores, keys.scales[first:end], values.scales[first:end], step.softcap, added[row])
-    width = states.shape[2] - 2
-    _add_many(scratch.scores, values, seen, 0, width & -_SUM_LANES, added)
-    _add_16(scratch.scores, values, seen, width & -_SUM_LANES, width & -16, added)
-    _add_1(scratch.scores, values, seen, width & -16, width, added)
-    for row in range(len(q)):
-        _merge(states[row // rows, row % rows], added[row])
+    _add_values(scratch.scores, values, seen, added)
+    for row in range(rows):
+        token, query_head = _place(step, item, head, row)
+        _merge(step.states[item.state + token * item.step, query_head], added[row])
+
+
+@compile.device_function
+def _begin(x, scale, q, state):
+    """Write a query times the scale, and the state of no keys."""
+    for i in range(x.size):
+        q[i] = x[i] * scale
+    for i in range(state.size):
+        state[i] = _ZERO
+    state[-2] = _LOWEST
 
 
 @compile.device_function
 def _attend_item(step, item, head, scratch):
     """Write the states of the tokens of an item, for the heads that share a key head."""
-    states = step.states[item.state : item.state + item.tokens * item.step : item.step, head]
-    states[:] = 0
-    states[:, :, -2] = _LOWEST
+    rows = item.tokens * step.q.shape[1] // step.key.shape[2]
+    for row in range(rows):
+        token, query_head = _place(step, item, head, row)
+        state = step.states[item.state + token * item.step, query_head]
+        _begin(step.q[item.token + token, query_head], step.scale, scratch.q[row], state)
     for base in range(item.start, item.stop, RANGE):
-        _attend_range(step, item, head, base, scratch, states)
+        _attend_range(step, item, head, base, rows, scratch)
 
 
 def _attend_part(step, part, parts):
@@ -363,27 +434,37 @@ def _attend_part(step, part, parts):
     scales = np.ones((2, RANGE), np.float32)
     keys = _Vectors(cache_of(step.key, step.key_scale), offsets[0], scales[0])
     values = _Vectors(cache_of(step.value, step.value_scale), offsets[1], scales[1])
-    rows = step.items["tokens"].max() * step.states.shape[2]
+    kv_heads = step.key.shape[2]
+    most = step.items["tokens"].max() * step.q.shape[1] // kv_heads
+    rows = -(-most // ROWS) * ROWS
+    q = np.zeros((rows, step.q.shape[2]), np.float32)
     scores = np.empty((rows, RANGE + 3), np.float32)
     seen = np.empty((rows, 2), np.int64)
-    added = np.empty((rows, (step.states.shape[3] + 15) & -16), np.float32)  # aligned rows
-    scratch = _Scratch(keys, values, scores, seen, added)
-    for index in range(part, len(step.items) * len(step.q), parts):
-        _attend_item(step, step.items[index // len(step.q)], index % len(step.q), scratch)
+    added = np.empty((rows, (step.states.shape[2] + 15) & -16), np.float32)  # aligned rows
+    scratch = _Scratch(q, keys, values, scores, seen, added)
+    for index in range(part, len(step.items) * kv_heads, parts):
+        _attend_item(step, step.items[index // kv_heads], index % kv_heads, scratch)
+
+
+@partial(compile.device_function, fastmath={"contract"})
+def _finish(state, sink, out):
+    """Write the result of a query."""
+    largest = max(state[-2], sink)
+    kept = _exp(state[-2] - largest)
+    factor = kept / (kept * state[-1] + _exp(sink - largest))
+    for i in range(out.size):
+        out[i] = state[i] * factor
 
 
 def _finish_part(step, part, parts):
-    """Turn the first state of each of some tokens into their results."""
-    for token in range(part, len(step.first_states) - 1, parts):
-        for head, row in np.ndindex(step.sinks.shape):
-            state = step.states[step.first_states[token], head, row]
-            for other in range(step.first_states[token] + 1, step.first_states[token + 1]):
-                _merge(state, step.states[other, head, row])
-            largest = max(state[-2], step.sinks[head, row])
-            kept = _exp(state[-2] - largest)
-            total = kept * state[-1] + _exp(step.sinks[head, row] - largest)
-            for i in range(state.size - 2):
-                state[i] *= kept / total
+    """Write the results of some tokens."""
+    for token in range(part, len(step.out), parts):
+        first = step.first_states[token]
+        for head in range(len(step.sinks)):
+            state = step.states[first, head]
+            for other in range(first + 1, step.first_states[token + 1]):
+                _merge(state, step.states[other, head])
+            _finish(state, step.sinks[head], step.out[token, head])
 
 
 @partial(compile.device_function, parallel=True)
@@ -410,7 +491,8 @@ def _step_types(dtype: str) -> Step:
     cached = types.Array(CACHE_ELEMENTS[dtype], 4, "A", readonly=True, aligned=False)
     scale = types.Array(types.float32, 3, "A", readonly=True, aligned=False)
     return Step(
-        q=types.float32[:, :, ::1],
+        q=types.Array(types.float32, 3, "C", readonly=True, aligned=False),
+        scale=types.float32,
         key=cached,
         value=cached,
         key_scale=scale,
@@ -418,9 +500,10 @@ def _step_types(dtype: str) -> Step:
         pages=types.Array(types.int64, 2, "C", readonly=True),
         items=types.Array(from_dtype(ITEM), 1, "C", readonly=True, aligned=False),
         first_states=types.int64[::1],
-        sinks=types.float32[:, ::1],
-        states=types.float32[:, :, :, ::1],
+        sinks=types.float32[::1],
         softcap=types.float32,
+        states=types.float32[:, :, ::1],
+        out=types.float32[:, :, ::1],
     )
 
 
