@@ -36,7 +36,6 @@ from rope_cpu.kernels.vectors import (
 RANGE = 256  # keys: they and their values stay in the second cache of a core
 ROWS = 4  # queries that attend at a time
 AHEAD = 12  # keys, by which memory is asked for a key before its use
-_LINE = 64  # bytes of a cache line
 
 # Elements that are multiplied or added at a time. The operands and sums of four rows fit in the
 # registers: with AVX-512 there are 32 of 16 float32, else 16 of 8.
@@ -102,7 +101,7 @@ class _Scratch(NamedTuple):
     values: Any
     scores: Any  # (queries, RANGE + 3)
     seen: Any  # (queries, 2), where the keys of each query start and stop
-    added: Any  # (queries, at least value width + 2), the states of a range
+    added: Any  # (queries, value width + 2), the states of a range
 
 
 _LOWEST = np.finfo(np.float32).min
@@ -144,7 +143,7 @@ def _tanh(x):
     return e / (e + np.float32(2))
 
 
-@compile.device_function
+@partial(compile.device_function, inline=True)
 def _locate(vectors, pages, head, start, stop):
     """Write the offsets and scales of the keys start … stop − 1 of a sequence, or of values."""
     cached = vectors.cached
@@ -158,11 +157,10 @@ def _locate(vectors, pages, head, start, stop):
         count = min(page_size - place, stop - index)
         offset = page * strides[0] + place * strides[1] + head * strides[2]
         scale = advance(cached.scale, page * steps[0] + place * steps[1] + head * steps[2])
-        first = index % RANGE
         for n in range(count):
-            vectors.offsets[first + n] = offset + n * strides[1]
+            vectors.offsets[index % RANGE + n] = offset + n * strides[1]
             if cached.array.itemsize == 1:
-                vectors.scales[first + n] = advance(scale, n * steps[1])[0]
+                vectors.scales[index % RANGE + n] = advance(scale, n * steps[1])[0]
         index += count
 
 
@@ -174,12 +172,11 @@ def _vector(vectors, j, stop):
 
 @compile.device_function
 def _prefetch(vectors, j, stop):
-    """Load the cache lines of a key or value ahead of its use."""
+    """Load the cache lines of a key or value, of 64 bytes each, ahead of its use."""
     start = _vector(vectors, j, stop)
-    first = address(start)
-    last = first + vectors.cached.array.shape[3] * vectors.cached.array.itemsize - 1
-    for line in range(first & -_LINE, last + 1, _LINE):
-        prefetch(advance(start, line - first))
+    size = vectors.cached.array.shape[3] * vectors.cached.array.itemsize
+    for line in range(-(address(start) % 64), size, 64):
+        prefetch(advance(start, line))
 
 
 def _make_products(lanes):
@@ -219,7 +216,7 @@ def _four(start, step):
     return start, advance(start, step), advance(start, 2 * step), advance(start, 3 * step)
 
 
-@compile.device_function
+@partial(compile.device_function, inline=True)
 def _multiply(q, keys, values, start, stop, scores):
     """Write the products of queries with the keys start … stop − 1 of a range.
 
@@ -227,7 +224,6 @@ def _multiply(q, keys, values, start, stop, scores):
     of a row is repeated up to three times.
     """
     width = q.shape[1]
-    whole = width & -_PRODUCT_LANES
     for j in range(start, stop, 4):
         for n in range(j, j + 4):
             _prefetch(keys, n + AHEAD, stop)
@@ -239,41 +235,44 @@ def _multiply(q, keys, values, start, stop, scores):
         for row in range(0, len(q), ROWS):
             queries = _four(pointer(q[row:]), q.strides[0])
             out = _four(pointer(scores[row:, j:]), scores.strides[0])
-            x = _products_of_many(queries, (k0, k1, k2, k3), 0, whole)
-            y = _products_of_1(queries, (k0, k1, k2, k3), whole, width)
+            x = _products_of_many(queries, (k0, k1, k2, k3), 0, width & -_PRODUCT_LANES)
+            y = _products_of_1(queries, (k0, k1, k2, k3), width & -_PRODUCT_LANES, width)
             store_quarters(out, x + y)
 
 
-# Loops that LLVM vectorises start at 0: it cannot where Numba allows for negative indices.
+# Pointers: a slice of an array would count its references, and LLVM does not vectorise a loop over
+# an array from another index than 0, as Numba allows for negative ones.
 
 
 @partial(compile.device_function, fastmath={"nnan", "nsz"})
-def _largest(scores):
+def _largest(scores, start, stop):
     """Return the largest score; any number if one is NaN, whose weight is NaN all the same."""
     largest = _LOWEST
-    for j in range(scores.size):
+    for j in range(start, stop):
         largest = max(largest, scores[j])
     return largest
 
 
 @partial(compile.device_function, fastmath={"contract", "reassoc"})
-def _weigh(scores, key_scales, value_scales, softcap, state):
-    """Turn the products of a query into weights times scales of values; begin its state."""
-    for j in range(scores.size):
+def _weigh(scores, key_scales, value_scales, start, stop, softcap):
+    """Turn the products of a query into weights times scales of values.
+
+    Return the largest score, and the sum of the weights.
+    """
+    for j in range(start, stop):
         score = scores[j] * key_scales[j]
         # The difference of two scores of -inf would be NaN. `max` would lose NaN.
         scores[j] = _LOWEST if score < _LOWEST else score
     if softcap > 0:
-        for j in range(scores.size):
+        for j in range(start, stop):
             scores[j] = softcap * _tanh(scores[j] / softcap)
-    largest = _largest(scores)
+    largest = _largest(scores, start, stop)
     total = _ZERO
-    for j in range(scores.size):
+    for j in range(start, stop):
         weight = _exp(scores[j] - largest)
         total += weight
         scores[j] = weight * value_scales[j]
-    state[-2] = largest
-    state[-1] = total
+    return largest, total
 
 
 @compile.device_function
@@ -282,9 +281,8 @@ def _common(seen, row):
 
     No query of a group starts or stops after a later one.
     """
-    group = row & -ROWS
-    stop = seen[group, 1]
-    return min(seen[group + ROWS - 1, 0], stop), stop
+    stop = seen[row & -ROWS, 1]
+    return min(seen[row | (ROWS - 1), 0], stop), stop
 
 
 def _make_add_common(lanes):
@@ -323,15 +321,14 @@ _add_common_1 = _make_add_common(1)
 @compile.device_function
 def _add_to_one(weights, values, start, stop, sums):
     """Add the weighted values start … stop − 1 of a range to the sums of one query."""
-    width = values.cached.array.shape[3]
     for j in range(start, stop):
         x = _vector(values, j, stop)
-        for i in range(width):
+        for i in range(sums.size - 2):
             total = load(pointer(sums), i, 1)
             store(pointer(sums), i, muladd(splat(weights[j], 1), load(x, i, 1), total), False)
 
 
-@compile.device_function
+@partial(compile.device_function, inline=True)
 def _add_values(weights, values, seen, sums):
     """Write the sums of weighted values of each query, added in their order.
 
@@ -350,6 +347,13 @@ def _add_values(weights, values, seen, sums):
         _add_to_one(weights[row], values, start, seen[row, 1], sums[row])
 
 
+@compile.device_function
+def _write_scaled(x, factor, out):
+    """Write as many elements times a factor as `out` has."""
+    for i in range(out.size):
+        out[i] = x[i] * factor
+
+
 @partial(compile.device_function, fastmath={"contract"})
 def _merge(state, other):
     """Add to a state that of later keys."""
@@ -362,19 +366,12 @@ def _merge(state, other):
         state[i] = kept * state[i] + added * other[i]
 
 
-@compile.device_function
-def _place(step, item, head, row):
-    """Return the token of an item, counted from its first, and the head of a row of its queries."""
-    shared = step.q.shape[1] // step.key.shape[2]
-    return row // shared, head * shared + row % shared
+@partial(compile.device_function, inline=True)
+def _attend_range(step, item, head, base, shared, scratch):
+    """Attend to the range of keys from `base` on; leave the states in the scratch memory.
 
-
-@compile.device_function
-def _attend_range(step, item, head, base, rows, scratch):
-    """Add the range of keys from `base` on to the states of an item.
-
-    rows: number of queries. Keys by their index in the sequence; those of `seen` are relative to
-    `base`:
+    shared: number of query heads of a key head. Keys by their index in the sequence; those of
+    `seen` are relative to `base`:
 
         base ≤ start ≤ first … end ≤ stop ≤ base + RANGE
                └ keys of any token ┘
@@ -382,89 +379,75 @@ def _attend_range(step, item, head, base, rows, scratch):
     """
     keys = scratch.keys
     values = scratch.values
-    added = scratch.added
     start = max(base, item.position - item.window + 1)
     stop = min(base + RANGE, item.stop)
     _locate(keys, step.pages[item.sequence], head, start, stop)
     _locate(values, step.pages[item.sequence], head, start, stop)
-    padded = -(-rows // ROWS) * ROWS
-    _multiply(scratch.q[:padded], keys, values, start - base, stop - base, scratch.scores)
-    seen = scratch.seen[:padded]
-    for row in range(padded):
-        token, _ = _place(step, item, head, min(row, rows - 1))
-        position = item.position + token
+    rows = item.tokens * shared
+    seen = scratch.seen[: -(-rows // ROWS) * ROWS]
+    _multiply(scratch.q[: len(seen)], keys, values, start - base, stop - base, scratch.scores)
+    for row in range(len(seen)):
+        position = item.position + min(row, rows - 1) // shared
         seen[row, 0] = max(start, position - item.window + 1) - base
         seen[row, 1] = max(seen[row, 0], min(stop, position + 1) - base)
     for row in range(rows):
-        first = seen[row, 0]
-        end = seen[row, 1]
-        scores = scratch.scores[row, first:end]
-        _weigh(scores, keys.scales[first:end], values.scales[first:end], step.softcap, added[row])
-    _add_values(scratch.scores, values, seen, added)
-    for row in range(rows):
-        token, query_head = _place(step, item, head, row)
-        _merge(step.states[item.state + token * item.step, query_head], added[row])
+        scores = advance(pointer(scratch.scores), row * scratch.scores.strides[0])
+        scales = (pointer(keys.scales), pointer(values.scales))
+        largest, total = _weigh(scores, *scales, seen[row, 0], seen[row, 1], step.softcap)
+        scratch.added[row, -2] = largest
+        scratch.added[row, -1] = total
+    _add_values(scratch.scores, values, seen, scratch.added)
 
 
 @compile.device_function
-def _begin(x, scale, q, state):
-    """Write a query times the scale, and the state of no keys."""
-    for i in range(x.size):
-        q[i] = x[i] * scale
-    for i in range(state.size):
-        state[i] = _ZERO
-    state[-2] = _LOWEST
-
-
-@compile.device_function
-def _attend_item(step, item, head, scratch):
-    """Write the states of the tokens of an item, for the heads that share a key head."""
-    rows = item.tokens * step.q.shape[1] // step.key.shape[2]
-    for row in range(rows):
-        token, query_head = _place(step, item, head, row)
-        state = step.states[item.state + token * item.step, query_head]
-        _begin(step.q[item.token + token, query_head], step.scale, scratch.q[row], state)
-    for base in range(item.start, item.stop, RANGE):
-        _attend_range(step, item, head, base, rows, scratch)
-
-
-def _attend_part(step, part, parts):
-    """Write the states of one of several parts of the items and key heads."""
+def _new_scratch(step, shared):
+    """Return memory for the largest item; shared: number of query heads of a key head."""
     offsets = np.empty((2, RANGE), np.int64)
     scales = np.ones((2, RANGE), np.float32)
     keys = _Vectors(cache_of(step.key, step.key_scale), offsets[0], scales[0])
     values = _Vectors(cache_of(step.value, step.value_scale), offsets[1], scales[1])
-    kv_heads = step.key.shape[2]
-    most = step.items["tokens"].max() * step.q.shape[1] // kv_heads
-    rows = -(-most // ROWS) * ROWS
+    rows = -(-step.items["tokens"].max() * shared // ROWS) * ROWS
     q = np.zeros((rows, step.q.shape[2]), np.float32)
     scores = np.empty((rows, RANGE + 3), np.float32)
     seen = np.empty((rows, 2), np.int64)
-    added = np.empty((rows, (step.states.shape[2] + 15) & -16), np.float32)  # aligned rows
-    scratch = _Scratch(q, keys, values, scores, seen, added)
+    added = np.empty((rows, step.states.shape[2]), np.float32)
+    return _Scratch(q, keys, values, scores, seen, added)
+
+
+def _attend_part(step, part, parts):
+    """Write the states of one of several parts of the items and key heads."""
+    kv_heads = step.key.shape[2]
+    shared = step.q.shape[1] // kv_heads
+    scratch = _new_scratch(step, shared)
     for index in range(part, len(step.items) * kv_heads, parts):
-        _attend_item(step, step.items[index // kv_heads], index % kv_heads, scratch)
-
-
-@partial(compile.device_function, fastmath={"contract"})
-def _finish(state, sink, out):
-    """Write the result of a query."""
-    largest = max(state[-2], sink)
-    kept = _exp(state[-2] - largest)
-    factor = kept / (kept * state[-1] + _exp(sink - largest))
-    for i in range(out.size):
-        out[i] = state[i] * factor
+        item = step.items[index // kv_heads]
+        head = index % kv_heads
+        for token, n in np.ndindex(item.tokens, shared):
+            query = step.q[item.token + token, head * shared + n]
+            _write_scaled(query, step.scale, scratch.q[token * shared + n])
+        for base in range(item.start, item.stop, RANGE):
+            _attend_range(step, item, head, base, shared, scratch)
+            for token, n in np.ndindex(item.tokens, shared):
+                state = step.states[item.state + token * item.step, head * shared + n]
+                added = scratch.added[token * shared + n]
+                if base == item.start:
+                    _write_scaled(added, np.float32(1), state)
+                else:
+                    _merge(state, added)
 
 
 def _finish_part(step, part, parts):
     """Write the results of some tokens."""
     for token in range(part, len(step.out), parts):
         first = step.first_states[token]
-        for head in range(len(step.sinks)):
+        for head, sink in enumerate(step.sinks):
             state = step.states[first, head]
             for other in range(first + 1, step.first_states[token + 1]):
                 _merge(state, step.states[other, head])
-            _finish(state, step.sinks[head], step.out[token, head])
+            largest = max(state[-2], sink)
+            kept = _exp(state[-2] - largest)
+            total = kept * state[-1] + _exp(sink - largest)
+            _write_scaled(state, kept / total, step.out[token, head])
 
 
 @partial(compile.device_function, parallel=True)
@@ -511,9 +494,8 @@ def _step_types(dtype: str) -> Step:
 def attention_part(dtype: str, name: str) -> Any:
     """Return a compiled part of the kernel for caches of a dtype; name: a key of `PARTS`."""
     step = types.NamedTuple(_step_types(dtype), Step)
-    return compile.compile_part(
-        PARTS[name], f"attention_{name}_{dtype}", (step, types.intp, types.intp)
-    )
+    signature = (step, types.intp, types.intp)
+    return compile.compile_part(PARTS[name], f"attention_{name}_{dtype}", signature)
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache as cached
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -131,27 +131,26 @@ def attention(
     result: Array = np.empty(shape, q.dtype) if out is None else out
     if out is not None:
         _check_out(out, shape, q, cache)
-    if q.shape[0] == 0:
-        return result
-    if result.dtype == np.float32 and result.flags.carray:
-        _launch(_contiguous(q), cache, batch, work, numbers, result)
-        return result
-    y = np.empty(shape, np.float32)
-    _launch(_contiguous(q), cache, batch, work, numbers, y)
-    with np.errstate(all="ignore"):
-        result[...] = y
+    is_direct = result.dtype == np.float32 and result.flags.carray
+    y = result if is_direct else np.empty(shape, np.float32)
+    if q.shape[0]:
+        _launch(_contiguous(q), cache, batch, work, numbers, y)
+    if not is_direct:
+        with np.errstate(all="ignore"):
+            result[...] = y
     return result
 
 
 class _Work(NamedTuple):
     """The division of a batch into items.
 
-    first_states: (tokens + 1,), where the states of each token start, and the number of all.
+    first_states: (tokens + 1,), where the states of each token start, and `states`, their number.
     pages_needed: number of pages that a cache must have. scores: number of scores of a head.
     """
 
     items: Array
     first_states: Int64
+    states: int
     pages_needed: int
     scores: int
 
@@ -198,7 +197,7 @@ def _divided(batch: Batch, window: int, tile: int) -> _Work:
     is_split = items["step"] > 1
     items["stop"][is_split] = np.minimum(items["start"] + RANGE, items["stop"])[is_split]
     scores = int(np.minimum(arrays.cache_position + 1, window).sum())
-    return _Work(items, first_states, pages_needed, scores)
+    return _Work(items, first_states, int(first_states[-1]), pages_needed, scores)
 
 
 def _members(counts: Int64) -> tuple[Int64, Int64]:
@@ -268,7 +267,7 @@ def _float32(name: str, value: object) -> np.float32:
     return rounded
 
 
-@cached
+@functools.cache
 def _no_sinks(heads: int) -> Array:
     """Return the logits of sinks that have no weight."""
     return np.full(heads, -np.inf, np.float32)
@@ -295,6 +294,13 @@ def _contiguous(q: Array) -> Array:
         return np.ascontiguousarray(q, np.float32)
 
 
+@functools.cache
+def _kernel_and_parts(dtype: str) -> tuple[Any, int, int]:
+    """Return the kernel for caches of a dtype, and the addresses of its parts."""
+    attend, finish = (address_of(attention_part(dtype, name)) for name in ("attend", "finish"))
+    return attention_kernel(dtype), attend, finish
+
+
 def _launch(
     q: Array, cache: KVCache, batch: Batch, work: _Work, numbers: dict[str, Any], out: Array
 ) -> None:
@@ -306,10 +312,8 @@ def _launch(
     key, value, key_scale, value_scale = cache._kernel_arrays
     if name != cache._dtype_name:
         key, value = (x.view(np.float16).astype(np.float32) for x in (key, value))
-    attend = address_of(attention_part(name, "attend"))
-    finish = address_of(attention_part(name, "finish"))
     # The kernel is loaded before `threads.serial` is read, as in `CosSin._compute`.
-    kernel = attention_kernel(name)
+    kernel, attend, finish = _kernel_and_parts(name)
     usable = 1 if threads.serial else threads.limit
     _, heads, width = q.shape
     if work.scores * heads * width < _PARALLEL_FROM:
@@ -323,7 +327,7 @@ def _launch(
         pages=batch._arrays.page_table,
         items=work.items,
         first_states=work.first_states,
-        states=np.empty((work.first_states[-1], heads, cache.value_dim + 2), np.float32),
+        states=np.empty((work.states, heads, cache.value_dim + 2), np.float32),
         out=out,
         **numbers,
     )
