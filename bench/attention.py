@@ -77,10 +77,13 @@ class Attended:
     def cache(self) -> KVCache:
         """Return the cache."""
         key, value = (x.swapaxes(1, 2) for x in self.keys_and_values())
-        if self.cache_dtype != "int8":
-            return KVCache(key, value)
-        scale = np.full(key.shape[:3], INT8_SCALE, np.float32)
-        return KVCache(key, value, key_scale=scale, value_scale=scale.copy())
+        cache: KVCache = KVCache.zeros(*key.shape, dtype=key.dtype)
+        cache.key[...] = key
+        cache.value[...] = value
+        if cache.key_scale is not None and cache.value_scale is not None:
+            cache.key_scale[...] = INT8_SCALE
+            cache.value_scale[...] = INT8_SCALE
+        return cache
 
     @property
     def bytes_accessed(self) -> int:

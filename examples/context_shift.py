@@ -26,8 +26,10 @@ HEAD_DIM = 128
 
 def make_cache(keys: Array, dtype: type) -> KVCache:
     """Return a paged cache of a dtype that holds keys (tokens, heads, head_dim)."""
-    pages = keys.reshape(-1, PAGE_SIZE, KV_HEADS, HEAD_DIM).astype(dtype)
-    return KVCache(pages, np.zeros_like(pages))
+    pages = keys.reshape(-1, PAGE_SIZE, KV_HEADS, HEAD_DIM)
+    cache = KVCache.zeros(*pages.shape, dtype=dtype)
+    cache.key[...] = pages
+    return cache
 
 
 def rotated_in_float64(keys: Array, inv_freq: Float64, position: int) -> Float64:

@@ -17,6 +17,7 @@ except ImportError as error:
 from .attention_model import export_attention
 from .checkpoint import attention_options, attention_weights
 from .files import save
+from .merging import merge
 from .rope_model import export_rope
 from .validation.report import Report
 from .validation.session import bind
@@ -29,6 +30,7 @@ __all__ = [
     "bind",
     "export_attention",
     "export_rope",
+    "merge",
     "save",
     "validate",
 ]

@@ -161,7 +161,7 @@ def export_attention(
         Opset of the model; by default the lowest that the target supports.
     name_prefix : str
         Prefix of all names in the graph, inputs and outputs included, and of the metadata keys, so
-        that `onnx.compose.merge_models` joins layers: "layers.0." for example.
+        that `merge` joins layers: "layers.0." for example.
     names : {"rope_cpu", "optimum"}
         "optimum": names of a whole decoder that optimum and onnxruntime-genai know, which take no
         prefix: past_key_values.N.key and .value, present.N.key and .value of layer N, position_ids,

@@ -356,7 +356,8 @@ def _print_notes(facts: Attention) -> None:
     if facts.shared_layers:
         note = (
             f"num_kv_shared_layers is {facts.shared_layers}: the last {facts.shared_layers} layers "
-            "take an earlier one's k and v; feed those"
+            "take an earlier one's k and v; export them without --weights, and feed those and its "
+            "cache"
         )
         print_lines([note])
 

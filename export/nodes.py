@@ -105,14 +105,14 @@ def computed_cos_sin(
             angle = graph.node("Reshape", [angle, graph.ints(0, 0, heads, pairs)], "by_head")
         angle = graph.cast(angle, FLOAT64, "angle")
         factor = length_factor(rope, inverse)
-        cos = _cosine(graph, angle, dtype)
+        cos = cosine(graph, angle, dtype)
         cos = _scaled(graph, cos, factor, "cos", angle_dtype, dtype)
         sin = graph.node("Sin", [angle], "sin")
         sin = _scaled(graph, sin, -factor if inverse else factor, "sin", angle_dtype, dtype)
     return CosSinValues(cos, sin, pairs, heads)
 
 
-def _cosine(graph: Graph, angle: str, dtype: np.dtype[Any]) -> str:
+def cosine(graph: Graph, angle: str, dtype: np.dtype[Any]) -> str:
     """Return the cosine; for float32 as 1 - 2·sin²(angle/2), so that older runtimes load the file.
 
     onnxruntime has had Sin in float64 for long, but Cos only since 1.29. The detour adds some

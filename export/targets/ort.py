@@ -125,7 +125,8 @@ def operator_rotates(rope: RotaryEmbedding, options: AttentionOptions) -> bool:
     """Return True if GroupQueryAttention itself can rotate queries and keys.
 
     It looks cos and sin up in tables, at positions that continue from the past: of position_ids it
-    reads the first of a prompt only. Its vectors have one block, of a multiple of 16 elements.
+    reads the first of a prompt only, and it counts padding too. Its vectors have one block, of a
+    multiple of 16 elements.
     """
     continues = options.positions == "past" and not options.follows_mask
     one_block = len(rope.blocks) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,9 +39,10 @@ class Batch(Immutable):
     query_lens : sequence or array of int, (sequences,)
         New tokens of each sequence, which are its last: 1 for decode, more for a chunk of a prompt,
         0 for an idle sequence.
-    page_table : array of int, (sequences, pages)
+    page_table : array of int, (sequences, pages), or a list of rows
         The page of each run of page_size tokens. Entries past a sequence's tokens are ignored. −1
-        is a page that was given back: it must not be under a new token.
+        is a page that was given back: it must not be under a new token. The rows of a list may
+        differ in length.
     page_size : int
         Tokens on a page.
 
@@ -70,7 +72,7 @@ class Batch(Immutable):
 
     >>> import rope_cpu
     >>> batch = rope_cpu.Batch(
-    ...     seq_lens=[3, 9], query_lens=[3, 1], page_table=[[4, -1], [0, 2]], page_size=8
+    ...     seq_lens=[3, 9], query_lens=[3, 1], page_table=[[4], [0, 2]], page_size=8
     ... )
     >>> batch.cache_position
     array([0, 1, 2, 8])
@@ -177,7 +179,7 @@ def _pages(page_table: ArrayLike, lengths: Int64, page_size: int) -> Int64:
 
     Raise unless it has the pages of every sequence.
     """
-    given = scalars.regular_array("page_table", page_table)
+    given = scalars.regular_array("page_table", _filled_up(page_table))
     if given.size == 0 and not len(lengths):
         return np.empty((0, 1), np.int64)
     if given.ndim != 2 or len(given) != len(lengths):
@@ -204,6 +206,23 @@ def _pages(page_table: ArrayLike, lengths: Int64, page_size: int) -> Int64:
         rule = f"hold pages from 0 to {most - 1}, or -1 where a page was given back"
         raise ArgumentError("page_table", finding, rule)
     return pages
+
+
+def _filled_up(page_table: Any) -> Any:
+    """Return a page table whose rows, if they differ in length, are filled up with -1."""
+    if not isinstance(page_table, list | tuple):
+        return page_table
+    if {*map(type, page_table)} - {list, tuple} or len({*map(len, page_table)}) < 2:
+        return page_table
+    lengths = np.array([*map(len, page_table)])
+    shape = (len(lengths), int(lengths.max()))
+    scalars.check_shape_size("page_table", shape, *shape, most=limits.PAGES)
+    pages = scalars.integers("page_table", [*chain.from_iterable(page_table)], most=limits.PAGES)
+    if pages.ndim != 1:
+        raise ArgumentError("page_table", Finding("has nested rows"), "be (sequences, pages)")
+    table = np.full(shape, -1)
+    table[np.arange(shape[1]) < lengths[:, None]] = pages
+    return table
 
 
 def _check_slots(page: Int64, slots: Int64, sequence: Int64, position: Int64) -> None:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
-from rope_cpu.arguments.arrays import elements_disjoint, not_an_array, share_memory
+from rope_cpu.arguments import limits
+from rope_cpu.arguments.arrays import elements_disjoint, not_an_array, share_memory, to_dtype
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
-from rope_cpu.arguments.scalars import check_type, refuse_masked
-from rope_cpu.array_types import DTYPE_NAMES, INTEGER_VIEWS, Array
+from rope_cpu.arguments.scalars import check_table_size, check_type, refuse_masked, whole_number
+from rope_cpu.array_types import DTYPES, INTEGER_VIEWS, Array
 from rope_cpu.caches import Immutable
 
-_DTYPES = ("float32", "float16", "bfloat16", "int8")
+# The names of a cache's dtypes.
+_DTYPES = {DTYPES[name]: name for name in ("float32", "float16", "bfloat16")}
+_DTYPES[np.dtype(np.int8)] = "int8"
+_DTYPE_LIST = ", ".join(_DTYPES.values())  # for error texts
+
+_CACHE_LINE = 64  # bytes
 NO_SCALE = np.empty((0, 0, 0), np.float32)  # of a cache that is not int8
 
 # The attributes of a cache that hold its arrays.
@@ -28,14 +36,16 @@ class KVCache(Immutable):
     A slot is a place for one token: page · page_size + place on the page. A contiguous cache
     (batch, capacity, kv_heads, width) has one page for each sequence. Arrays with heads first,
     (pages, kv_heads, page_size, width), are passed transposed, scales too:
-    ``key.transpose(0, 2, 1, 3)``.
+    ``key.transpose(0, 2, 1, 3)``. `KVCache.zeros` allocates new arrays.
 
     Parameters
     ----------
     key : array of float32, float16, bfloat16 or int8, (pages, page_size, kv_heads, head_dim)
         Cached keys. Any strides, but the last axis contiguous.
     value : array of the same dtype, (pages, page_size, kv_heads, value width)
-        Cached values. Key and value may be views of one array, but share no element.
+        Cached values. Key and value may be views of one array, but share no element, with one
+        exception: in absorbed latent attention a value is a part of its key. `attention` takes such
+        a cache, and `append` refuses it.
     key_scale, value_scale : array of float32, (pages, page_size, kv_heads), optional
         For int8, and then required: the scale of each head vector, max|x| / 127. `append` writes
         them. A head vector is its int8 values times its scale. It has the scale NaN if it holds NaN
@@ -103,15 +113,79 @@ class KVCache(Immutable):
         scales = {"key_scale": key_scale, "value_scale": value_scale}
         arrays |= _checked_scales(scales, name, key.shape[:3])
         _check_memory(arrays)
+        if _is_part(value, key):  # held read-only, because `append` writes both
+            arrays["value"] = value.view()
+            arrays["value"].flags.writeable = False
         # Views keep their shape when the caller changes that of an array in place.
         kernel_dtype: np.dtype[Any] = INTEGER_VIEWS.get(name, key.dtype)
-        views: list[Array] = [np.asarray(x).view(kernel_dtype) for x in (key, value)]
+        views: list[Array] = [np.asarray(arrays[x]).view(kernel_dtype) for x in ("key", "value")]
         views += [NO_SCALE if x is None else np.asarray(x).view() for x in scales.values()]
         sizes = dict(zip(("pages", "page_size", "kv_heads", "head_dim"), key.shape, strict=True))
         sizes["value_dim"] = value.shape[3]
         self._set(key=key, value=value, **scales, **sizes)
         self._set(_dtype_name=name, _caller_arrays=tuple(arrays.values()))
         self._set(_kernel_arrays=tuple(views))
+
+    @classmethod
+    def zeros(
+        cls,
+        pages: int,
+        page_size: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        dtype: DTypeLike,
+        value_dim: int | None = None,
+        layers: int | None = None,
+    ) -> Any:
+        """Allocate a cache, or one for each layer, in the layout that attention reads fastest.
+
+        In memory the heads come first, (pages, kv_heads, page_size, width), and every array starts
+        on a cache line of 64 bytes. The attributes are views of the usual shapes. A page of memory
+        is taken when it is first written.
+
+        Parameters
+        ----------
+        pages, page_size, kv_heads, head_dim : int
+            Number of pages, tokens on a page, key heads, and width of a key in elements.
+        dtype : dtype
+            float32, float16, bfloat16 or int8; the last with scales.
+        value_dim : int, optional
+            Width of a value; by default head_dim.
+        layers : int, optional
+            Number of caches in a list. By default one cache is returned alone.
+
+        Returns
+        -------
+        cache : KVCache, or list of KVCache
+            The cache, or `layers` of them, filled with zeros.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a size is no whole number of at least 1, or a cache has no such dtype.
+
+        Examples
+        --------
+        >>> import ml_dtypes, rope_cpu
+        >>> rope_cpu.KVCache.zeros(100, 16, 8, 128, dtype=ml_dtypes.bfloat16)
+        KVCache(bfloat16, pages=100, page_size=16, kv_heads=8, head_dim=128, value_dim=128)
+        >>> caches = rope_cpu.KVCache.zeros(100, 16, 8, 128, dtype="int8", layers=32)
+        >>> len(caches), caches[0].key.shape, caches[0].key_scale.shape
+        (32, (100, 16, 8, 128), (100, 16, 8))
+        """
+        width = head_dim if value_dim is None else value_dim
+        sizes = {"pages": pages, "page_size": page_size, "kv_heads": kv_heads}
+        for name, size in {**sizes, "head_dim": head_dim, "value_dim": width}.items():
+            whole_number(name, size)
+        shape = tuple(sizes.values())
+        check_table_size("pages", pages, *shape, max(head_dim, width), most=limits.WHOLE)
+        checked = to_dtype(dtype)
+        if checked not in _DTYPES:
+            raise ArgumentTypeError("dtype", dtype, f"be one of {_DTYPE_LIST}")
+        count = 1 if layers is None else whole_number("layers", layers, most=limits.LAYERS)
+        caches = [cls(**_zeros(shape, head_dim, width, checked)) for _ in range(count)]
+        return caches[0] if layers is None else caches
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -133,6 +207,34 @@ def _unpickled(key: Array, value: Array, *scales: Array | None) -> KVCache:
     return KVCache(key, value, key_scale=scales[0], value_scale=scales[1])
 
 
+def _zeros(
+    shape: tuple[int, ...], head_dim: int, value_dim: int, dtype: np.dtype[Any]
+) -> dict[str, Array]:
+    """Return the arrays of a new cache by name; shape: (pages, page_size, kv_heads)."""
+    arrays = {
+        "key": _heads_first((*shape, head_dim), dtype),
+        "value": _heads_first((*shape, value_dim), dtype),
+    }
+    if dtype == np.int8:
+        scale = np.dtype(np.float32)
+        arrays["key_scale"] = _heads_first(shape, scale)
+        arrays["value_scale"] = _heads_first(shape, scale)
+    return arrays
+
+
+def _heads_first(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return zeros of the shape (pages, page_size, kv_heads, …), in memory with the heads first."""
+    pages, page_size, kv_heads, *width = shape
+    size = math.prod(shape) * dtype.itemsize
+    # NumPy's large arrays start 16 bytes past a cache line: each vector is on one line more.
+    memory = np.zeros(size + _CACHE_LINE, np.uint8)
+    start = -memory.ctypes.data % _CACHE_LINE
+    heads_first = (
+        memory[start : start + size].view(dtype).reshape(pages, kv_heads, page_size, *width)
+    )
+    return heads_first.swapaxes(1, 2)
+
+
 def check_cache(cache: object) -> None:
     """Raise unless an argument is a KVCache."""
     check_type("cache", cache, KVCache)
@@ -145,6 +247,10 @@ def check_writeable(cache: KVCache, names: tuple[str, ...] = CACHE_ARRAYS) -> No
         given = getattr(cache, name)
         if given is None or (given.flags.writeable and held[name].flags.writeable):
             continue
+        if name == "value" and _is_part(held["value"], held["key"]):
+            finding = Finding("is a part of `cache.key`")
+            remedy = "append to a KVCache of the two parts of the key"
+            raise ArgumentError("cache.value", finding, "have memory of its own", remedy)
         remedy = "make the KVCache from a writeable array"
         raise ArgumentError(f"cache.{name}", Finding("is read-only"), "be writeable", remedy)
 
@@ -154,11 +260,10 @@ def _checked_dtype(name: str, x: object) -> str:
     if not isinstance(x, np.ndarray):
         raise not_an_array(name, x, " that belongs to the server")
     refuse_masked(name, x)
-    dtype = "int8" if x.dtype == np.int8 else DTYPE_NAMES.get(x.dtype)
-    if dtype not in _DTYPES:
-        rule = f"be one of {', '.join(_DTYPES)} (native byte order)"
+    if x.dtype not in _DTYPES:
+        rule = f"be one of {_DTYPE_LIST} (native byte order)"
         raise ArgumentTypeError(name, Finding.dtype_of(x), rule)
-    return dtype
+    return _DTYPES[x.dtype]
 
 
 def _check_shape(name: str, x: Array) -> None:
@@ -205,6 +310,14 @@ def _check_memory(arrays: dict[str, Array]) -> None:
             overlap = Finding(f"has overlapping elements (strides {x.strides})")
             raise ArgumentError(name, overlap, "be an array whose elements share no memory")
         for other in names[:index]:
-            if share_memory(x, arrays[other]):
+            is_part = name == "value" and _is_part(x, arrays["key"])
+            if share_memory(x, arrays[other]) and not is_part:
                 shares = Finding(f"shares memory with `{other}`")
                 raise ArgumentError(name, shares, "have memory of its own")
+
+
+def _is_part(value: Array, key: Array) -> bool:
+    """Return True if each value is some of the elements of the key of its slot."""
+    start = value.ctypes.data - key.ctypes.data
+    room = (key.shape[3] - value.shape[3]) * key.itemsize
+    return value.strides == key.strides and 0 <= start <= room and room > 0

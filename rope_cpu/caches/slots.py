@@ -11,6 +11,12 @@ from rope_cpu.array_types import Array
 from rope_cpu.caches.batch import Batch
 from rope_cpu.caches.kv_cache import KVCache, check_cache
 
+# The remedy where page_size and heads of a cache are exchanged.
+HEADS_FIRST = "if `cache` has the heads first, make it from key.transpose(0, 2, 1, 3)"
+
+# As many slots Python compares faster than NumPy: 32 on pages in any order take 3 µs instead of 35.
+_FEW = 64
+
 
 def slots_of_tokens(value: Batch | ArrayLike, cache: KVCache, layout: str) -> Array:
     """Return slots as int64 (batch, tokens); raise unless the cache has them, and none is twice.
@@ -37,24 +43,39 @@ def check_page_size(name: str, batch: Batch, cache: KVCache) -> None:
     """Raise unless the pages of a batch have the size of a cache's."""
     if batch.page_size != cache.page_size:
         rule = f"have that of `cache`, {cache.page_size}"
-        raise ArgumentError(name, Finding(f"has page_size {batch.page_size}"), rule)
+        remedy = HEADS_FIRST if batch.page_size == cache.kv_heads else ""
+        raise ArgumentError(name, Finding(f"has page_size {batch.page_size}"), rule, remedy)
 
 
 def _checked_slots(value: ArrayLike, cache: KVCache, layout: str) -> Array:
     """Return integers as slots of a cache, int64 (batch, tokens); raise if one occurs twice."""
-    slots = _slots_in_range(value, cache, layout)
-    if not (np.diff(slots.ravel()) > 0).all():
+    slots = _slots(value, layout)
+    if not (0 < slots.size <= _FEW and _are_distinct(slots, cache)):
+        _check_range(slots, cache)
         check_none_twice(sorted_runs(slots))
     return slots
 
 
-def _slots_in_range(value: ArrayLike, cache: KVCache, layout: str) -> Array:
-    """Return integers as slots of a cache, int64 (batch, tokens); raise for any others."""
+def _slots(value: ArrayLike, layout: str) -> Array:
+    """Return integers as int64 (batch, tokens), a copy."""
     slots = scalars.integers("slot_mapping", value, most=limits.SLOTS)
     shape = "(tokens,)" if layout == "thd" else "(batch, seq)"
     if slots.ndim != (1 if layout == "thd" else 2):
         rule = f"be {shape} with layout {layout!r}"
         raise ArgumentError("slot_mapping", Finding.shape_of(slots), rule)
+    return slots[None] if layout == "thd" else slots
+
+
+def _are_distinct(slots: Array, cache: KVCache) -> bool:
+    """Return True if a cache has all slots, of which there are few, and none is there twice."""
+    entries = sorted(slots.ravel().tolist())
+    in_range = entries[0] >= -1 and entries[-1] < cache.pages * cache.page_size
+    repeated = len(entries) - len({*entries})
+    return in_range and repeated == max(entries.count(-1) - 1, 0)
+
+
+def _check_range(slots: Array, cache: KVCache) -> None:
+    """Raise unless a cache has all slots, at most as many as it has."""
     count = cache.pages * cache.page_size
     if slots.size and not -1 <= slots.min() <= slots.max() < count:
         wrong = slots[(slots < -1) | (slots >= count)][0]
@@ -65,7 +86,6 @@ def _slots_in_range(value: ArrayLike, cache: KVCache, layout: str) -> Array:
         finding = Finding(f"has a slot for {kept} tokens")
         rule = f"have one for at most {count}, the slots of `cache`"
         raise ArgumentError("slot_mapping", finding, rule)
-    return slots[None] if layout == "thd" else slots
 
 
 def sorted_runs(slots: Array) -> Array:
@@ -109,7 +129,9 @@ def slots_of_keys(cache: KVCache, slot_mapping: Batch | ArrayLike, layout: str) 
         finding = Finding("is int8, where a rotation would round each key a second time")
         remedy = "or append the keys again from their projections"
         raise ArgumentTypeError("cache", finding, "hold floats, such as bfloat16", remedy)
-    return _slots_in_range(slot_mapping, cache, layout)
+    slots = _slots(slot_mapping, layout)
+    _check_range(slots, cache)
+    return slots
 
 
 def round_slots(rounded: Array, computed: Array, slots: Array) -> None:

@@ -188,7 +188,7 @@ def _by_length(
         yield "", rope
         return
     original = rule.original_length
-    longer = max(_maximum_context(values), original + 1)
+    longer = max(maximum_context(values), original + 1)
     far = 4 * original
     if rule.representatives([longer]) != rule.representatives([far]):
         # Frequencies that go on changing above the original length: show one far above it.
@@ -223,7 +223,7 @@ def _contexts(
     """
     rule = rope.spec.length_rule
     reads = ROPE_TYPES[rope.rope_type].parameters if rope.rope_type in ROPE_TYPES else {}
-    maximum = _maximum_context(values)
+    maximum = maximum_context(values)
     original = 0
     if rule is not None:
         original = rule.original_length
@@ -236,7 +236,7 @@ def _contexts(
     return found | ({"maximum context": maximum} if maximum > original else {})
 
 
-def _maximum_context(values: Mapping[str, Any]) -> int:
+def maximum_context(values: Mapping[str, Any]) -> int:
     """Return the max_position_embeddings of a config, 0 if it has none."""
     key = "max_position_embeddings"
     return scalars.whole_number(key, values.get(key, 0), 0)

@@ -31,6 +31,10 @@ COMMANDS = {
         "rope_cpu.export.cli",
         "write the rotation of a model, or its attention, as a validated ONNX file",
     ),
+    "check": (
+        "rope_cpu.cli.check",
+        "check the rotations of an ONNX file of any origin, and make them exact",
+    ),
     "show": ("rope_cpu.cli.show", "explain the rotation that a model config describes"),
     "warmup": ("rope_cpu.cli.warmup", "compile the kernels into the cache on disk, or empty it"),
 }

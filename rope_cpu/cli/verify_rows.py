@@ -115,7 +115,7 @@ def numpy_attention(rope: RotaryEmbedding, heads: Heads, dtype: np.dtype[Any]) -
     tokens = CACHED + 1
     ids = ids_by_axis(np.arange(tokens)[None], rope.axes)
     q, k, v = (_vectors(count, ids, rope) for count in (*heads, heads[1]))
-    cache = KVCache(*np.zeros((2, 1, *k.shape[1:]), dtype))
+    cache = KVCache.zeros(1, *k.shape[1:], dtype=dtype)
     results = []
     for start, stop in ((0, CACHED), (CACHED, tokens)):
         new = slice(start, stop)

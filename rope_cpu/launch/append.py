@@ -15,7 +15,7 @@ from rope_cpu.array_types import DTYPE_NAMES, LAYOUT_AXES, Array
 from rope_cpu.caches.batch import Batch
 from rope_cpu.caches.kv_cache import CACHE_ARRAYS, NO_SCALE, KVCache, check_cache, check_writeable
 from rope_cpu.caches.rms_norm import NO_NORMS, RMSNorm, joined
-from rope_cpu.caches.slots import round_slots, slots_of_tokens
+from rope_cpu.caches.slots import HEADS_FIRST, round_slots, slots_of_tokens
 from rope_cpu.kernels import threads
 from rope_cpu.kernels.append import append_kernel, append_part
 from rope_cpu.kernels.compile import address_of
@@ -192,7 +192,8 @@ def _check_appended(
         if (x.shape[head_axis], x.shape[-1]) != (cache.kv_heads, width):
             finding = Finding(f"has {x.shape[head_axis]} heads of {x.shape[-1]}")
             rule = f"have those of `cache`, {cache.kv_heads} heads of {width}"
-            raise ArgumentError(name, finding, rule)
+            remedy = HEADS_FIRST if x.shape[head_axis] == cache.page_size else ""
+            raise ArgumentError(name, finding, rule, remedy)
     batch = 1 if batch_axis is None else q.shape[batch_axis]
     if slots.shape != (batch, q.shape[token_axis]):
         tokens = f"{q.shape[token_axis]} tokens" if batch_axis is None else f"shape {q.shape}"

@@ -252,7 +252,7 @@ class RotaryPlan:
         >>> import numpy as np, rope_cpu
         >>> batch = rope_cpu.Batch(seq_lens=[2], query_lens=[2], page_table=[[1]], page_size=16)
         >>> plan = rope_cpu.RotaryEmbedding(64).plan(batch.cache_position, layout="thd")
-        >>> cache = rope_cpu.KVCache(*np.zeros((2, 4, 16, 2, 64), np.float32))
+        >>> cache = rope_cpu.KVCache.zeros(4, 16, 2, 64, dtype=np.float32)
         >>> q = np.ones((2, 8, 64), np.float32)
         >>> k = v = np.ones((2, 2, 64), np.float32)
         >>> q_rot = plan.append(q, k, v, cache, batch)
@@ -299,7 +299,8 @@ class RotaryPlan:
         --------
         >>> import numpy as np, rope_cpu
         >>> rope = rope_cpu.RotaryEmbedding(64)
-        >>> cache = rope_cpu.KVCache(*np.ones((2, 4, 16, 2, 64), np.float32))
+        >>> cache = rope_cpu.KVCache.zeros(4, 16, 2, 64, dtype=np.float32)
+        >>> cache.key[1, 1] = 1
         >>> rope.plan([[3]]).rotate_cached(cache, [[17]])
         >>> expected = rope.rotate(np.ones((1, 1, 2, 64), np.float32), [3])
         >>> np.array_equal(cache.key[1, 1], expected[0, 0])

@@ -72,6 +72,24 @@ def test_arguments_are_lists_or_arrays_of_any_integers(rng):
     assert unsigned.slot_mapping.tolist() == usual.slot_mapping.tolist()
 
 
+def test_rows_of_a_page_table_may_differ_in_length(rng):
+    for _ in range(60):
+        seq_lens, query_lens, table, page_size = draw(rng)
+        needed = -(-seq_lens // page_size)
+        most = table.shape[1]
+        rows = [
+            row[: rng.integers(count, most + 1)] for row, count in zip(table, needed, strict=True)
+        ]
+        given = tuple(tuple(row) for row in rows) if rng.random() < 0.5 else [*map(list, rows)]
+        lengths = {"seq_lens": seq_lens, "query_lens": query_lens, "page_size": page_size}
+        batch = Batch(page_table=given, **lengths)
+        expected = Batch(page_table=table, **lengths)
+        assert np.array_equal(batch.slot_mapping, expected.slot_mapping)
+        assert batch.pages_needed == expected.pages_needed
+        for row, pages, count in zip(batch.page_table, table, needed, strict=True):
+            assert row[:count].tolist() == pages[:count].tolist()
+
+
 def test_batches_are_immutable_and_copy_their_arguments():
     arguments = {
         "seq_lens": np.array([3, 9]),
@@ -164,6 +182,11 @@ REFUSED = [
     (lambda: make(page_table=((4,), (0,))), ValueError, "`page_table` has 1 pages for a sequence;"),
     (lambda: make(page_table=((4, 0),)), ValueError, r"`page_table` has shape .1, 2."),
     (lambda: make(page_table=((), ())), ValueError, "`page_table` has 0 pages .* must have 1 of"),
+    (lambda: make(page_table=((4, 5), (0,))), ValueError, "`page_table` holds -1 under token 8 of"),
+    (lambda: make(page_table=((4,), (0,), (1, 2))), ValueError, r"`page_table` has shape .3, 2."),
+    (lambda: make(page_table=((4.0,), (0, 2))), TypeError, "`page_table` has dtype float64"),
+    (lambda: make(page_table=(([4],), ([0], [2]))), ValueError, "`page_table` has nested rows"),
+    (lambda: make(page_table=((4,), 0)), ValueError, "`page_table` is a tuple of unequal rows"),
     (lambda: make(page_table=((4.0, 0), (1, 2))), TypeError, "`page_table` has dtype float64"),
     (lambda: make(page_table=((-2, 0), (1, 2))), ValueError, "`page_table` holds -2 for sequence"),
     (lambda: make(page_table=((4, 0), (1, 2**50))), ValueError, "`page_table` holds"),
@@ -191,6 +214,7 @@ HOSTILE = {
     "a range of lengths": lambda: make(seq_lens=range(2**60)),
     "many new lengths": lambda: make(query_lens=repeated(1, 2**59)),
     "a large page table": lambda: make(page_table=repeated(1, 2**29, 2**30)),
+    "a page table of one long row": lambda: make(page_table=[[0]] * 2**13 + [[0] * 2**13]),
     "a page table with many axes": lambda: make(page_table=repeated(1, *[2] * 59)),
     "many pages that sequences need": lambda: make(
         seq_lens=[2**28] * 4, query_lens=[0] * 4, page_table=repeated(1, 4, 2**57), page_size=1

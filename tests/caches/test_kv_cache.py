@@ -1,7 +1,9 @@
 """KVCache: views of the server's arrays, checked once; nothing is copied."""
 
 import copy
+import os
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -115,6 +117,76 @@ def test_a_new_shape_of_the_arrays_does_not_reach_the_cache(dtype, rng):
     assert (cache.pages, cache.page_size) == (2, 3)
 
 
+@pytest.mark.parametrize("dtype", CACHE_DTYPES)
+def test_new_caches_have_heads_first_on_cache_lines(dtype):
+    caches = KVCache.zeros(5, 3, 2, 8, dtype=DTYPES[dtype], value_dim=7, layers=4)
+    assert [repr(cache) for cache in caches] == [
+        f"KVCache({dtype}, pages=5, page_size=3, kv_heads=2, head_dim=8, value_dim=7)"
+    ] * 4
+    arrays = [x for cache in caches for x in (cache.key, cache.value)]
+    arrays += [x for c in caches for x in (c.key_scale, c.value_scale) if x is not None]
+    for array in arrays:
+        assert array.swapaxes(1, 2).flags.c_contiguous
+        assert array.ctypes.data % 64 == 0
+        assert not array.any()
+        array[...] = 1  # raises if it is read-only; a later array that shares it is not zero
+
+
+def test_a_new_cache_takes_no_memory_before_it_is_written():
+    statistics = Path("/proc/self/statm")
+    if not statistics.exists():
+        pytest.skip("only Linux says how much memory a process has")
+
+    def resident():
+        return int(statistics.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = resident()
+    cache = KVCache.zeros(1024, 16, 8, 128, dtype=np.float32)
+    assert cache.key.nbytes == 2**26
+    assert resident() - before < 2**24
+
+
+@pytest.mark.parametrize("dtype", CACHE_DTYPES)
+def test_steps_have_the_bits_of_any_other_layout(dtype, rng):
+    caches = cases.Caches(rng, dtype, "pages", "pages", (5, 3, 2, 8, 8))
+    batch = rope_cpu.Batch(seq_lens=[8], query_lens=[8], page_table=[[4, 0, 2]], page_size=3)
+    plan = rope_cpu.RotaryEmbedding(8).plan(batch.cache_position, layout="thd")
+    q = rng.standard_normal((8, 6, 8)).astype(np.float32)
+    k, v = rng.standard_normal((2, 8, 2, 8)).astype(np.float32)
+    results = []
+    for cache in (caches.cache, KVCache.zeros(5, 3, 2, 8, dtype=DTYPES[dtype])):
+        results.append(rope_cpu.attention(plan.append(q, k, v, cache, batch), cache, batch))
+    steps.assert_same_bits(*results)
+
+
+@pytest.mark.parametrize("start", [0, 3, 8])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_value_may_be_a_part_of_its_key(dtype, start, rng):
+    key = rng.standard_normal((5, 4, 1, 40)).astype(DTYPES[dtype])
+    cache = KVCache(key, key[..., start : start + 32])
+    apart = KVCache(key.copy(), cache.value.copy())
+    batch = rope_cpu.Batch(seq_lens=[14], query_lens=[9], page_table=[[4, 0, 2, 1]], page_size=4)
+    q = rng.standard_normal((9, 6, 40)).astype(np.float32)
+    result = rope_cpu.attention(q, cache, batch)
+    steps.assert_same_bits(result, rope_cpu.attention(q, apart, batch))
+    moves = rope_cpu.RotaryEmbedding(40).shift_plan(3, layout="thd")
+    moves.rotate_cached(cache, batch.slot_mapping)
+    moves.rotate_cached(apart, batch.slot_mapping)
+    steps.assert_same_bits(cache.key, apart.key)
+
+
+def test_append_refuses_a_value_that_is_a_part_of_its_key():
+    key = np.zeros((5, 4, 1, 40), np.float32)
+    cache = KVCache(key, key[..., 8:])
+    plan = rope_cpu.RotaryEmbedding(40).plan([3], layout="thd")
+    x = np.ones((1, 1, 40), np.float32)
+    text = "^`cache.value` is a part of `cache.key`; .*append to a KVCache of the two parts"
+    for q in (x, np.asfortranarray(x)):
+        with pytest.raises(ValueError, match=text):
+            plan.append(q, x, x[..., 8:], cache, [0])
+    assert not key.any()
+
+
 def zeros(*shape, dtype=np.float32):
     return np.zeros(shape, dtype)
 
@@ -125,6 +197,7 @@ INT8 = zeros(*SHAPE, dtype=np.int8)
 SCALE = zeros(*SHAPE[:3])
 BUFFER = zeros(2, 3, 5, 8)
 LONG = zeros(2000)
+LATENT = zeros(3, 3, 4, 8)
 
 
 def strided(strides, shape=SHAPE):
@@ -154,6 +227,10 @@ REFUSED = [
     (lambda: KVCache(KEY, strided((512, 128, 28, 4))), ValueError, "`value` has overlapping"),
     (lambda: KVCache(KEY, KEY), ValueError, "`value` shares memory with `key`"),
     (lambda: KVCache(BUFFER[:, :, :4], BUFFER[:, :, 1:]), ValueError, "`value` shares memory"),
+    (lambda: KVCache(LATENT[:2], LATENT[1:, ..., :7]), ValueError, "`value` shares memory with"),
+    (lambda: KVCache(LATENT[..., 1:], LATENT[..., :6]), ValueError, "`value` shares memory with"),
+    (lambda: KVCache(LATENT[..., :7], LATENT[..., 2:]), ValueError, "`value` shares memory with"),
+    (lambda: KVCache(LATENT[..., :6], LATENT), ValueError, "`value` shares memory with `key`"),
     (lambda: KVCache(INT8, INT8.copy()), ValueError, "`key_scale` is None; .*2, 3, 4"),
     (lambda: KVCache(INT8, INT8.copy(), key_scale=SCALE), ValueError, "`value_scale` is None; it"),
     (
@@ -161,6 +238,18 @@ REFUSED = [
         ValueError,
         "`key_scale` is given; it must",
     ),
+    (lambda: new(pages=0), ValueError, "`pages` is 0; it must be at least 1"),
+    (lambda: new(page_size=True), TypeError, "`page_size` is True"),
+    (lambda: new(kv_heads=-1), ValueError, "`kv_heads` is -1"),
+    (lambda: new(head_dim=8.0), TypeError, "`head_dim` is 8.0"),
+    (lambda: new(value_dim=0), ValueError, "`value_dim` is 0"),
+    (lambda: new(pages=2**50), ValueError, "`pages` is 1125899906842624: a table .* reduce"),
+    (lambda: new(value_dim=2**50), ValueError, "`pages` is 2: a table"),
+    (lambda: new(dtype=None), TypeError, "`dtype` is None; it must be one of float32, .*int8"),
+    (lambda: new(dtype="f8"), TypeError, "`dtype` is 'f8'"),
+    (lambda: new(dtype=">f4"), TypeError, "`dtype` is '>f4'"),
+    (lambda: new(layers=0), ValueError, "`layers` is 0"),
+    (lambda: new(layers=2**40), ValueError, "`layers` is 1099511627776"),
     (lambda: scales(np.ma.array(SCALE)), TypeError, "`value_scale` is a masked array"),
     (lambda: scales(zeros(2, 3, 4, dtype="f2")), TypeError, "`value_scale` has dtype float16"),
     (lambda: scales(SCALE.astype(">f4")), TypeError, "`value_scale` has dtype >f4"),
@@ -174,6 +263,11 @@ REFUSED = [
         "`value_scale` shares memory with `key`",
     ),
 ]
+
+
+def new(**changes):
+    sizes = {"pages": 2, "page_size": 3, "kv_heads": 4, "head_dim": 8, "dtype": "float32"}
+    return KVCache.zeros(**(sizes | changes))
 
 
 def scales(value_scale, key=INT8):

@@ -118,6 +118,7 @@ def test_names_of_files(printed, tmp_path):
         ("verify", "--layer-type", MARK),
         ("export", model, "-o", model / "out.onnx"),
         ("export", model, *["--attention", "--layer", "0", "-o", "out.onnx", "--weights"], model),
+        ("check", model / "config.json"),
         ("bench", "--config", model / "none"),
         ("bench", "--list", MARK),
         ("bench", "--compare", model / "none"),

@@ -98,6 +98,7 @@ def commands():
 def test_shell_lines(command, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(verify_rows, "TOKENS", 64)
+    export.save(export.export_rope(rope_cpu.RotaryEmbedding(64)), "model.onnx")
     assert cli.main(shlex.split(command)[1:]) == 0
     assert capsys.readouterr().out
 

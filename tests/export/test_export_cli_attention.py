@@ -5,10 +5,10 @@ import re
 
 import numpy as np
 import onnx
-import onnx.compose
 import pytest
 from safetensors_files import write_safetensors
 
+from rope_cpu import export
 from rope_cpu.command_line import UsageError
 from rope_cpu.export.targets.ort import runtime_takes_query_lengths
 
@@ -413,8 +413,7 @@ def test_layers_with_weights_are_written_and_merge(export_config, rng, tmp_path)
         code, file = export_config(config, "--attention", "--weights", str(weights), *options)
         assert code == 0
         models.append(onnx.load(file))
-    links = [("layer0_attention", "layer1_hidden")]
-    merged = onnx.compose.merge_models(*models, io_map=links)
+    merged = export.merge(models, links={"layer1_hidden": "layer0_attention"})
     names = [value.name for value in merged.graph.input]
     assert names[0] == "layer0_hidden"
     assert not any(name.endswith("sinks") for name in names)

@@ -66,6 +66,7 @@ OPTIONS = {
         "--weights": FILES,
         "--set": st.sampled_from(SETTINGS),
     },
+    "check": {"--fix": None, "-o": OUTPUTS, "--json": None, "--layer-type": WORDS, "--half": None},
     "bench": {
         "--model": st.sampled_from(("llama3-8b", "x", "")),
         "--config": FILES,
@@ -83,6 +84,7 @@ ARGUMENTS = {
     "verify": FILES,
     "warmup": st.sampled_from(("float32", "float64", "x", "", "bfloat16")),
     "export": FILES,
+    "check": FILES,
     # Without a case to time, as that takes seconds.
     "bench": st.sampled_from(("no such case", "[", "\0")),
 }
@@ -91,7 +93,7 @@ ARGUMENTS = {
 @st.composite
 def command_lines(draw):
     """Draw the arguments of a command, and the content of a config or of an older run's file."""
-    commands = ("show", "show", "export", "export", "bench", "warmup", "verify")
+    commands = ("show", "show", "export", "export", "check", "bench", "warmup", "verify")
     command = draw(st.sampled_from(commands))
     words = [command]
     for _ in range(draw(st.integers(0, 4))):

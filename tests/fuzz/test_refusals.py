@@ -310,6 +310,7 @@ BY_POSITION = {
         *(rope_cpu.sinusoidal, rope_cpu.convert_weight, rope_cpu.KVCache),
         *(rope_cpu.RotaryEmbedding.axial, rope_cpu.RotaryEmbedding.mrope),
     ),
+    4: (rope_cpu.KVCache.zeros,),
 }
 FUNCTIONS = {function: count for count, each in BY_POSITION.items() for function in each}
 
@@ -323,7 +324,7 @@ def test_refused_arguments_of_functions(search):
     names = {name for function in FUNCTIONS for name in argument_names(function)}
     sensible = {"to": "half", "image_token_id": 7, "video_token_id": 8, "rope_theta": 1e4}
     sensible |= {"seq_lens": [3, 9], "query_lens": [3, 1], "page_size": 8}
-    sensible |= {"page_table": [[4, -1], [0, 2]]}
+    sensible |= {"page_table": [[4, -1], [0, 2]], "dtype": "float32"}
 
     def check_function(function, arguments, options):
         allowed = argument_names(function)
@@ -340,6 +341,6 @@ def test_refused_arguments_of_functions(search):
         check_function,
         150,
         function=st.sampled_from(tuple(FUNCTIONS)),
-        arguments=st.lists(odd, min_size=2, max_size=2),
+        arguments=st.lists(odd, min_size=4, max_size=4),
         options=st.dictionaries(st.sampled_from(sorted(names)), odd, max_size=3),
     )

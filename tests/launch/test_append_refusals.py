@@ -117,7 +117,14 @@ def read_only(x):
     ("v", lambda s: {"v": s.v[:, :1]}, ValueError),
     ("q", lambda s: {"q": s.q[:, :0]}, ValueError),
     ("k", lambda s: {"k": s.k[:, :0], "v": s.v[:, :0]}, ValueError),
-    ("k", lambda s: {"k": s.take(5, 4, 16), "v": s.take(5, 4, 16)}, ValueError),
+    ("k", lambda s: {"k": s.take(5, 3, 16), "v": s.take(5, 3, 16)}, ValueError, ".*of 16$"),
+    (
+        "k",
+        lambda s: {"cache": heads_first(s), "slots": np.arange(5)},
+        ValueError,
+        r".*2 heads .*key\.transpose\(0, 2, 1, 3\)$",
+    ),
+    ("slot_mapping", lambda s: {"cache": heads_first(s), "slots": batch()}, ValueError, ".*transp"),
     ("v", lambda s: {"v": s.v[..., :8]}, ValueError),
     ("k", lambda s: {"cache": KVCache(s.take(3, 4, 2, 18), s.value)}, ValueError),
     ("cache", lambda s: {"cache": (s.key, s.value)}, TypeError),
@@ -153,6 +160,12 @@ def read_only(x):
 def test_append_refuses(scene, argument, call, error, words):
     caught = check(scene, lambda s: s.append(**call(s)), error, f"^`{argument}`{words}")
     assert caught.argument == argument
+
+
+def heads_first(scene):
+    """Return a cache whose arrays (pages, heads, page_size, head_dim) are not transposed."""
+    shape = (3, 2, 4, 16)
+    return KVCache(scene.key.reshape(shape), scene.value.reshape(shape))
 
 
 def narrow_values(scene):
@@ -266,23 +279,44 @@ def test_append_refuses_slots_of_batch_rows(slots):
 
 def random_slots(rng, most):
     """Draw slots below `most`: runs on pages in any order, among them single ones and −1."""
-    starts = rng.integers(-1, most, rng.integers(1, 6))
+    starts = rng.integers(-1, most, rng.integers(1, rng.choice([6, 40])))
     return np.concatenate([np.arange(a, min(a + rng.integers(1, 6), most)) for a in starts])
 
 
 def test_slots_are_refused_if_one_is_there_twice(rng):
-    cache = KVCache(*np.zeros((2, 8, 4, 1, 2), np.float32))
-    moves = RotaryEmbedding(2).shift_plan(0, layout="thd")
+    cache = KVCache(*np.zeros((2, 200, 4, 1, 2), np.float32))
+    rope = RotaryEmbedding(2)
+    moves = rope.shift_plan(0, layout="thd")
+
+    def append(cache, slots):
+        x = np.ones((len(slots), 1, 2), np.float32)
+        rope.plan(np.arange(len(slots)), layout="thd").append(x, x, x, cache, slots)
+
     for _ in range(500):
-        slots = random_slots(rng, 32)
+        slots = random_slots(rng, rng.choice([32, 800]))
         kept = slots[slots >= 0].tolist()
         twice = {slot for slot in kept if kept.count(slot) > 1}
-        if not twice:
-            moves.rotate_cached(cache, slots)
-            continue
-        with pytest.raises(ValueError, match=r"`slot_mapping` holds slot \d+ twice") as raised:
-            moves.rotate_cached(cache, slots)
-        assert any(f"slot {slot} twice" in str(raised.value) for slot in twice)
+        for call in (moves.rotate_cached, append):
+            if not twice:
+                call(cache, slots)
+                continue
+            with pytest.raises(ValueError, match=r"`slot_mapping` holds slot \d+ twice") as raised:
+                call(cache, slots)
+            assert any(f"slot {slot} twice" in str(raised.value) for slot in twice)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 64, 65, 300])
+def test_each_slot_out_of_range_is_refused(tokens, rng):
+    cache = KVCache(*np.zeros((2, 100, 4, 1, 2), np.float32))
+    plan = RotaryEmbedding(2).plan(np.arange(tokens), layout="thd")
+    x = np.ones((tokens, 1, 2), np.float32)
+    slots = rng.permutation(400)[:tokens]
+    for wrong in (-2, 400):
+        slots[rng.integers(tokens)] = wrong
+        with pytest.raises(ValueError, match=f"`slot_mapping` holds {wrong}; .* 0 to 399"):
+            plan.append(x, x, x, cache, slots)
+        slots = rng.permutation(400)[:tokens]
+    assert not cache.key.any()
 
 
 BY_HEAD = RotaryEmbedding.from_inv_freq(np.ones((1, 4, 8)))

@@ -80,7 +80,8 @@ REFUSED = [
     ("cache", lambda s: {"cache": type("Sub", (KVCache,), {})(s.key, s.value)}, TypeError),
     ("batch", lambda s: {"batch": s.batch.slot_mapping}, TypeError),
     ("batch", lambda s: {"batch": s.make_batch(make=AlwaysEqual)}, TypeError, ".*no subclass"),
-    ("batch", lambda s: {"batch": s.make_batch(page_size=16)}, ValueError),
+    ("batch", lambda s: {"batch": s.make_batch(page_size=16)}, ValueError, ".*cache`, 8$"),
+    ("batch", lambda s: {"cache": heads_first(s)}, ValueError, r".*key.transpose\(0, 2, 1, 3\)$"),
     ("batch", lambda s: {"batch": s.make_batch(page_table=[[7, 0, 2], [1, 3, -1]])}, ValueError),
     ("batch", lambda s: {"batch": s.make_batch(page_table=[[6, 0, 2], [-1, 3, -1]])}, ValueError),
     (
@@ -113,6 +114,11 @@ REFUSED = [
     ("out", lambda s: {"out": s.over(4000, 5, 4, 12)}, ValueError, ".*`cache.value`"),
     ("out", lambda s: on_scales(s) | {"out": s.over(6000, 5, 4, 16)}, ValueError, ".*key_scale`"),
 ]
+
+
+def heads_first(scene):
+    """Return a cache whose arrays (pages, heads, page_size, width) are not transposed."""
+    return KVCache(scene.key.reshape(7, 2, 8, 16), scene.value.reshape(7, 2, 8, 12))
 
 
 def given_back(scene):

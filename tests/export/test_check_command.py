@@ -1,0 +1,518 @@
+"""`rope-cpu check`: graphs of the forms that other exporters write, before and after --fix."""
+
+import json
+
+import numpy as np
+import onnx
+import onnxruntime
+import oracle
+import pytest
+from onnx import helper, numpy_helper
+
+from rope_cpu import RotaryEmbedding, export
+from rope_cpu.cli import main
+
+PAIRS = 8
+BASE = 1e4
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 2 * PAIRS,
+    "num_attention_heads": 1,
+    "rope_theta": BASE,
+    "max_position_embeddings": 131072,
+}
+YARN = {
+    **CONFIG,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+    },
+}
+GEMMA3 = {
+    "model_type": "gemma3_text",
+    "head_dim": 2 * PAIRS,
+    "num_hidden_layers": 6,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+}
+POSITIONS = np.array([[0, 4000, 131000, 1000000]])
+
+# Bodies of graphs from the position ids p (1, seq) and x (1, 1, seq, 16): torch.onnx writes the
+# first three, of opset 18 and 23, with and without dynamo; the others are of older models.
+ANGLES = """
+  column = Unsqueeze(p, last)
+  position = Cast<to=1>(column)
+  angle = Mul(position, inv_freq)
+"""
+TWICE = """
+  twice = Concat<axis=-1>(angle, angle)
+  c = Cos(twice)
+  s = Sin(twice)
+  cos = Mul(c, factor)
+  sin = Mul(s, factor)
+"""
+ROTATE_HALF = """
+  cos_head = Unsqueeze(cos, one)
+  sin_head = Unsqueeze(sin, one)
+  x_cos = Mul(x, cos_head)
+  a, b = Split<axis=-1>(x, halves)
+  minus_b = Neg(b)
+  half = Concat<axis=-1>(minus_b, a)
+  half_sin = Mul(half, sin_head)
+  y = Add(x_cos, half_sin)
+"""
+STRIDED = """
+  cos_head = Unsqueeze(cos, one)
+  sin_head = Unsqueeze(sin, one)
+  a = Slice(x, zero, end, last, two)
+  b = Slice(x, one, end, last, two)
+  a_cos = Mul(a, cos_head)
+  b_sin = Mul(b, sin_head)
+  b_cos = Mul(b, cos_head)
+  a_sin = Mul(a, sin_head)
+  y_a = Sub(a_cos, b_sin)
+  y_b = Add(b_cos, a_sin)
+  column_a = Unsqueeze(y_a, last)
+  column_b = Unsqueeze(y_b, last)
+  columns = Concat<axis=-1>(column_a, column_b)
+  y = Reshape(columns, joined)
+"""
+FORMS = {
+    "dynamo, opset 18": (18, ANGLES + TWICE + ROTATE_HALF, False),
+    "dynamo, opset 23": (
+        23,
+        ANGLES
+        + """
+  cos = Cos(angle)
+  sin = Sin(angle)
+  cos_again = Cos(angle)
+  sin_again = Sin(angle)
+  z = RotaryEmbedding(x, cos, sin)
+  y = Identity(z)
+  w = RotaryEmbedding(x, cos_again, sin_again)
+""",
+        False,
+    ),
+    "matmul of an expanded constant": (
+        18,
+        """
+  shape = Shape(p)
+  batch = Gather(shape, zero)
+  sizes = Concat<axis=0>(batch, column_sizes)
+  row = Unsqueeze(inv_freq, zero)
+  column = Unsqueeze(row, last)
+  expanded = Expand(column, sizes)
+  p_row = Unsqueeze(p, one)
+  position = Cast<to=1>(p_row)
+  product = MatMul(expanded, position)
+  angle = Transpose<perm=[0, 2, 1]>(product)
+"""
+        + TWICE
+        + ROTATE_HALF,
+        False,
+    ),
+    "strided": (18, ANGLES + "cos = Cos(angle)\n sin = Sin(angle)\n" + STRIDED, True),
+}
+CONSTANTS = {
+    "zero": [0],
+    "one": [1],
+    "two": [2],
+    "last": [-1],
+    "end": [2 * PAIRS],
+    "halves": [PAIRS, PAIRS],
+    "column_sizes": [PAIRS, 1],
+    "joined": [0, 0, 0, 2 * PAIRS],
+}
+
+
+def float32_frequencies(base=BASE):
+    """The frequencies as models compute them."""
+    return (1 / np.float32(base) ** (np.arange(0, 2 * PAIRS, 2) / np.float32(2 * PAIRS))).astype(
+        np.float32
+    )
+
+
+def graph_of(form, inv_freq, factor=1.0, as_nodes=False):
+    """A model of a form with these frequencies; as_nodes: constants are nodes."""
+    opset, body, _ = FORMS[form]
+    text = f"""
+<ir_version: 8, opset_import: ["" : {opset}]>
+g (int64[1, seq] p, float[1, 1, seq, 16] x) => (float[1, 1, seq, 16] y) {{ {body} }}
+"""
+    return with_constants(text, inv_freq, factor, as_nodes)
+
+
+def with_constants(text, inv_freq, factor=1.0, as_nodes=False):
+    """The model of a text, with the constants that it reads."""
+    model = onnx.parser.parse_model(text)
+    arrays = {name: np.array(values) for name, values in CONSTANTS.items()}
+    arrays |= {"inv_freq": inv_freq, "factor": np.float32(factor)}
+    read = {name for node in model.graph.node for name in node.input}
+    tensors = [numpy_helper.from_array(arrays[name], name) for name in arrays if name in read]
+    if as_nodes:
+        nodes = [helper.make_node("Constant", [], [x.name], value=x) for x in tensors]
+        body = [*nodes, *model.graph.node]
+        del model.graph.node[:]
+        model.graph.node.extend(body)
+    else:
+        model.graph.initializer.extend(tensors)
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def float32_tables(rows, base=BASE, factor=1.0):
+    """Tables as builders of models make them, with angles in float32."""
+    angles = np.arange(rows, dtype=np.float32)[:, None] * float32_frequencies(base)
+    return np.cos(angles) * np.float32(factor), np.sin(angles) * np.float32(factor)
+
+
+TABLES = """
+<ir_version: 8, opset_import: ["" : 18, "com.microsoft" : 1]>
+g (int64[1, seq] p, float[1, 1, seq, 16] x) => (float[1, 1, seq, 16] y, float[1, 1, seq, 16] z) {
+  y = com.microsoft.RotaryEmbedding(x, p, cos, sin)
+  z = com.microsoft.RotaryEmbedding(x, p, cos, sin)
+}
+"""
+
+
+def graph_of_tables(tables, text=TABLES):
+    model = onnx.parser.parse_model(text)
+    for name, table in zip(("cos", "sin"), tables, strict=True):
+        model.graph.initializer.append(numpy_helper.from_array(table, name))
+    return model
+
+
+@pytest.fixture
+def check(tmp_path, capsys):
+    """Run the command on a model; return exit code, reports, and the file of --fix.
+
+    config: None for a run without one.
+    """
+
+    def check(model, config=CONFIG, *options):
+        path = tmp_path / "model.onnx"
+        if not isinstance(model, bytes):
+            export.save(model, path)
+        else:
+            path.write_bytes(model)
+        words = [str(path)]
+        if config is not None:
+            (tmp_path / "config.json").write_text(json.dumps(config))
+            words.append(str(tmp_path / "config.json"))
+        fixed = tmp_path / "fixed.onnx"
+        options = [str(fixed) if option == "OUT" else option for option in options]
+        code = main.main(["check", *words, "--json", *options])
+        out, err = capsys.readouterr()
+        return code, (json.loads(out) if out else err), fixed
+
+    return check
+
+
+def rotated(path, x, name="y"):
+    """The result of a file at POSITIONS."""
+    session = onnxruntime.InferenceSession(path)
+    return session.run([name], {"p": POSITIONS[:, : x.shape[2]], "x": x})[0]
+
+
+def error_of(path, rng, interleaved, inv_freq=None, factor=1.0):
+    """The largest error of a file at each of POSITIONS, and the largest share of the bound."""
+    x = rng.standard_normal((1, 1, 4, 2 * PAIRS)).astype(np.float32)
+    inv_freq = oracle.inv_freq(2 * PAIRS, BASE) if inv_freq is None else inv_freq
+    cos, sin = (factor * part for part in oracle.cos_sin(POSITIONS[0], inv_freq))
+    exact, reach = oracle.rotate(x.swapaxes(1, 2), cos, sin, interleaved)
+    error = np.abs(rotated(path, x).swapaxes(1, 2) - exact)
+    share = error / oracle.bound(exact, reach, "float32", factor)
+    return error.max(axis=(0, 2, 3)), share.max()
+
+
+@pytest.mark.parametrize("as_nodes", [False, True], ids=["initializers", "constant nodes"])
+@pytest.mark.parametrize("form", FORMS)
+def test_computed_angles_before_and_after(form, as_nodes, check, rng):
+    interleaved = FORMS[form][2]
+    config = {**CONFIG, "model_type": "cohere"} if interleaved else CONFIG
+    model = graph_of(form, float32_frequencies(), as_nodes=as_nodes)
+    code, reports, fixed = check(model, config, "--fix", "-o", "OUT")
+    before, after = (report["rotations"] for report in reports)
+    assert code == 0
+    assert [report["right"] for report in reports] == [False, True]
+    (rotation,) = before
+    assert rotation["pairs"] == PAIRS
+    assert rotation["pairing"] == ("interleaved" if interleaved else "half-split")
+    assert rotation["base"] == pytest.approx(BASE)
+    assert rotation["scaling"] == pytest.approx(1)
+    assert rotation["against the config"] is None
+    assert rotation["largest error below 131072"] > 1e-3
+    assert after[0]["largest error below 131072"] <= 2**-25 + 1e-9
+    onnx.checker.check_model(onnx.load(fixed), full_check=True)
+    errors, share = error_of(fixed, rng, interleaved)
+    assert share <= 1
+    wrong, _ = error_of(fixed.with_name("model.onnx"), rng, interleaved)
+    assert wrong[3] > 1e-3 > 1e-6 > errors[3]
+
+
+HALF = f"""
+<ir_version: 8, opset_import: ["" : 18]>
+g (int64[1, seq] p, float16[1, seq, 16] x) => (float16[1, seq, 16] y, float16[1, seq, 16] z) {{
+  {ANGLES + TWICE}
+  cos_half = Cast<to=10>(cos)
+  sin_half = Cast<to=10>(sin)
+  y = Mul(x, cos_half)
+  z = Mul(x, sin_half)
+}}
+"""
+
+
+def test_cos_and_sin_in_float16(check):
+    code, reports, fixed = check(
+        with_constants(HALF, float32_frequencies()), CONFIG, "--fix", "-o", "OUT"
+    )
+    assert code == 0
+    assert reports[0]["rotations"][0]["read from"] == "Cos and Sin, float16"
+    assert reports[1]["rotations"][0]["times the tolerance"] <= 1
+    ones = np.ones((1, 4, 2 * PAIRS), np.float16)
+    results = onnxruntime.InferenceSession(fixed).run(["y", "z"], {"p": POSITIONS, "x": ones})
+    exact = oracle.cos_sin(POSITIONS, oracle.inv_freq(2 * PAIRS, BASE))
+    for result, values in zip(results, exact, strict=True):
+        assert np.abs(result[..., :PAIRS] - values).max() <= 2**-12 + 2**-25 + 1e-9
+
+
+def test_the_attention_factor_of_a_graph_becomes_that_of_the_config(check, rng):
+    rope = RotaryEmbedding.from_config(YARN)
+    factor = rope.attention_factor
+    frequencies = rope.inv_freq.astype(np.float32)
+    model = graph_of("dynamo, opset 18", frequencies, factor)
+    code, reports, fixed = check(model, YARN, "--fix", "-o", "OUT")
+    before, after = (report["rotations"][0] for report in reports)
+    assert code == 0
+    assert before["attention factor"] == pytest.approx(factor, rel=1e-5)
+    assert before["scaling"] == pytest.approx(32)
+    assert after["times the tolerance"] <= 1
+    assert error_of(fixed, rng, False, rope.inv_freq, factor)[1] <= 1
+
+
+def test_two_rotations_that_share_positions_are_matched_with_their_layers(check):
+    model = graph_of("dynamo, opset 18", float32_frequencies())
+    other = graph_of("dynamo, opset 18", float32_frequencies(1e6))
+    other = onnx.compose.add_prefix(other, "other_")
+    merged = onnx.compose.merge_models(model, other, io_map=[("y", "other_x")])
+    code, reports, _ = check(merged, GEMMA3, "--fix", "-o", "OUT")
+    assert code == 0
+    for report in reports:
+        layers = [rotation["config"] for rotation in report["rotations"]]
+        assert sorted(layers) == ["full_attention", "sliding_attention"]
+
+
+def test_one_rotation_for_the_layers_of_two_is_an_error(check):
+    model = graph_of_tables(float32_tables(4096))
+    code, (report,), _ = check(model, GEMMA3)
+    assert code == 1
+    assert report["no rotation is that of"] == "full_attention"
+    assert (
+        check(model, GEMMA3, "--layer-type", "sliding_attention")[1][0]["no rotation is that of"]
+        is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rope_theta": 5e5}, "base 10000.0, not 500000.0"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, "scaling 1.0, not 4.0"),
+        ({"head_dim": 64}, "pairs 8, not 32"),
+        ({"model_type": "cohere"}, "pairing half-split, not interleaved"),
+        (YARN, "attention factor 1.0, not 1.34657"),
+    ],
+)
+def test_a_rotation_against_the_config_says_where_it_differs(change, words, check):
+    code, (report,), _ = check(graph_of_tables(float32_tables(4096)), CONFIG | change)
+    assert code == 1
+    assert words in report["rotations"][0]["against the config"].split("; ")
+
+
+def test_a_rotation_that_is_none_of_several_is_left_as_it_is(check):
+    model = graph_of_tables(float32_tables(4096, base=3e5))
+    code, (before, after), _ = check(model, GEMMA3, "--fix", "-o", "OUT")
+    assert code == 1
+    assert before["rotations"] == after["rotations"]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_tables_before_and_after(dtype, check):
+    tables = [table.astype(dtype) for table in float32_tables(131072)]
+    text = TABLES if dtype == np.float32 else TABLES.replace("float[", "float16[")
+    code, reports, fixed = check(graph_of_tables(tables, text), CONFIG, "--fix", "-o", "OUT")
+    before, after = (report["rotations"] for report in reports)
+    assert code == 0
+    assert len(before) == 1  # two nodes share the tables
+    assert before[0]["rows"] == 131072
+    assert before[0]["largest error below 131072"] > 1e-3
+    assert after[0]["times the tolerance"] <= 1
+    rows = [0, 4000, 131000]
+    exact = oracle.cos_sin(rows, oracle.inv_freq(2 * PAIRS, BASE))
+    for tensor, values in zip(onnx.load(fixed).graph.initializer, exact, strict=True):
+        table = numpy_helper.to_array(tensor)
+        assert table.dtype == dtype
+        # One rounding of the exact value, or its neighbour where two are as near.
+        assert (
+            np.abs(table[rows] - values) <= np.spacing(np.abs(table[rows])) * 0.501 + 1e-12
+        ).all()
+
+
+def test_tables_of_the_branches_of_an_if(check):
+    """As a builder chooses between the short and the long factors of longrope."""
+    inv_freq = oracle.inv_freq(2 * PAIRS, BASE)
+    factors = {"short_factor": [1.1] * PAIRS, "long_factor": list(np.linspace(1, 9, PAIRS))}
+    scaling = {"rope_type": "longrope", "original_max_position_embeddings": 4096, **factors}
+    branches = []
+    for name, rows in (("long_factor", 8192), ("short_factor", 4096)):
+        angles = np.arange(rows, dtype=np.float32)[:, None] * (inv_freq / factors[name])
+        factor = np.sqrt(1 + np.log(32) / np.log(4096))
+        nodes = [
+            helper.make_node(
+                "Constant", [], [f"{name}_{part}"], value=numpy_helper.from_array(table)
+            )
+            for part, table in zip(
+                ("cos", "sin"),
+                [(factor * f(angles)).astype(np.float32) for f in (np.cos, np.sin)],
+                strict=True,
+            )
+        ]
+        outputs = [onnx.ValueInfoProto(name=node.output[0]) for node in nodes]
+        branches.append(helper.make_graph(nodes, name, [], outputs))
+    model = onnx.parser.parse_model(TABLES)
+    model.graph.input.append(helper.make_tensor_value_info("is_long", onnx.TensorProto.BOOL, []))
+    choice = helper.make_node(
+        "If", ["is_long"], ["cos", "sin"], then_branch=branches[0], else_branch=branches[1]
+    )
+    model.graph.node.insert(0, choice)
+    config = {**CONFIG, "model_type": "phi3", "rope_scaling": scaling}
+    code, reports, fixed = check(model, config, "--fix", "-o", "OUT")
+    assert code == 0
+    assert sorted(rotation["rows"] for rotation in reports[1]["rotations"]) == [4096, 8192]
+    assert all(rotation["times the tolerance"] <= 1 for rotation in reports[1]["rotations"])
+    onnxruntime.InferenceSession(fixed)
+
+
+@pytest.mark.parametrize("config", [CONFIG, None], ids=["config", "own frequencies"])
+@pytest.mark.parametrize(
+    ("target", "rows", "source"),
+    [
+        ("onnx", None, "Cos and Sin"),
+        ("primitive", None, "Cos and Sin"),
+        ("ort", None, "Cos and Sin"),
+        ("onnx", 4096, "RotaryEmbedding"),
+        ("ort", 4096, "RotaryEmbedding"),
+    ],
+)
+def test_files_of_the_export_are_right(target, rows, source, config, check):
+    rope = RotaryEmbedding.from_config(CONFIG)
+    model = export.export_rope(rope, target=target, max_positions=rows, num_heads=1)
+    code, (report,), _ = check(model, config)
+    assert code == 0
+    (rotation,) = report["rotations"]
+    assert rotation["read from"] == f"{source}, float32"
+    assert rotation["rows"] == (rows or "none: computed")
+
+
+def test_attention_of_the_export_is_right(check):
+    rope = RotaryEmbedding.from_config(CONFIG)
+    model = export.export_attention(
+        rope, num_heads=2, num_kv_heads=1, target="ort", max_positions=512
+    )
+    code, (report,), _ = check(model)
+    assert code == 0
+    assert report["rotations"][0]["read from"] == "GroupQueryAttention, float32"
+
+
+def test_a_table_with_one_wrong_row_is_out_of_tolerance(check):
+    model = export.export_rope(RotaryEmbedding.from_config(CONFIG), max_positions=4096)
+    (tensor,) = (x for x in model.graph.initializer if x.name == "sin_cache")
+    table = numpy_helper.to_array(tensor).copy()
+    table[1234, 3] += 1e-5
+    tensor.CopyFrom(numpy_helper.from_array(table, tensor.name))
+    for config in (CONFIG, None):
+        code, (report,), _ = check(model, config)
+        assert code == 1
+        assert report["rotations"][0]["largest error below 4096"] == pytest.approx(1e-5, rel=0.01)
+
+
+@pytest.mark.parametrize("form", ["dynamo, opset 18", "tables"])
+def test_without_a_config_the_frequencies_of_the_file_are_exact(form, check):
+    inv_freq = float32_frequencies()
+    is_table = form == "tables"
+    model = graph_of_tables(float32_tables(131072)) if is_table else graph_of(form, inv_freq)
+    code, (before, after), fixed = check(model, None, "--fix", "-o", "OUT")
+    assert code == 0
+    assert not before["right"]
+    rotation = after["rotations"][0]
+    assert rotation["exact values"] == "of the file's own frequencies"
+    # Frequencies that were rounded to float32 stay as they are, and a config shows that.
+    code, (report,), _ = check(onnx.load(fixed), CONFIG)
+    assert code == 1
+    assert 1e-4 < report["rotations"][0]["largest error below 131072"] < 8e-3
+
+
+def test_the_model_itself_is_replaced_where_output_names_it(check, tmp_path):
+    model = graph_of_tables(float32_tables(4096))
+    path = str(tmp_path / "model.onnx")
+    assert check(model, CONFIG, "--fix", "-o", path)[0] == 0
+    assert check(onnx.load(path), CONFIG)[0] == 0
+
+
+def test_lines_fit_the_screen(tmp_path, capsys):
+    path = tmp_path / "model.onnx"
+    export.save(graph_of_tables(float32_tables(4096)), path)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"rope_theta": 5e5}))
+    assert main.main(["check", str(path), str(tmp_path)]) == 1
+    lines = capsys.readouterr().out.split("\n")
+    assert all(len(line) <= 80 for line in lines if str(tmp_path) not in line)
+    assert "  largest error below 4096    2.0" in lines
+
+
+def with_cos_from_outside():
+    """A rotation by tables that are inputs, beside one that can be read."""
+    model = graph_of_tables(float32_tables(64))
+    text = TABLES.replace("x) =>", "x, float[64, 8] cos, float[64, 8] sin) =>")
+    other = onnx.compose.add_prefix(onnx.parser.parse_model(text), "other_")
+    return onnx.compose.merge_models(model, other, io_map=[("y", "other_x")])
+
+
+WITHOUT = onnx.parser.parse_model(
+    '<ir_version: 8, opset_import: ["" : 18]> g (float[2] x) => (float[2] y) { y = Sin(x) }'
+)
+EXTERNAL = graph_of_tables(float32_tables(4))
+onnx.external_data_helper.set_external_data(EXTERNAL.graph.initializer[0], "gone.data")
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        (WITHOUT.SerializeToString(), (), "has no rotation that can be read"),
+        (
+            with_cos_from_outside().SerializeToString(),
+            (),
+            "by the operators of ['other_y', 'other_z']",
+        ),
+        (b"\0damaged", (), "model.onnx cannot be read"),
+        (EXTERNAL.SerializeToString(), (), "gone.data"),
+        (WITHOUT.SerializeToString(), ("--fix",), "`--fix` and `-o` need each other"),
+        (WITHOUT.SerializeToString(), ("-o", "OUT"), "`--fix` and `-o` need each other"),
+        (WITHOUT.SerializeToString(), ("--fix", "-o", "out.txt"), "with the suffix .onnx"),
+        (WITHOUT.SerializeToString(), ("--fix", "-o", "none/out.onnx"), "there is no folder none"),
+    ],
+)
+def test_files_that_cannot_be_read(model, options, words, check):
+    code, text, fixed = check(model, CONFIG, *options)
+    assert code == 2
+    assert words in text
+    assert not fixed.exists()
+
+
+def test_damaged_files_end_with_an_exit_code(check, rng):
+    model = graph_of("dynamo, opset 18", float32_frequencies()).SerializeToString()
+    for _ in range(20):
+        damaged = bytearray(model[: rng.integers(len(model) // 2, len(model) + 1)])
+        for index in rng.integers(0, len(damaged), 3):
+            damaged[index] = rng.integers(256)
+        assert check(bytes(damaged), None, "--fix", "-o", "OUT")[0] in (0, 1, 2)
