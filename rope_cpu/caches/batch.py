@@ -105,7 +105,8 @@ class Batch(Immutable):
     pages_needed: int  # pages that a cache must have
     _arrays: BatchArrays  # of which the attributes are views
     _slots: Int64  # slot_mapping as (1, tokens)
-    _work: dict[int, Any]  # by window: the division of attention's work
+    # The division of attention's work, by window and number of tokens that go over keys together.
+    _work: dict[tuple[int, int], Any]
 
     def __init__(
         self,

@@ -18,6 +18,7 @@ from numba import from_dtype, prange, types
 from rope_cpu.kernels import compile
 from rope_cpu.kernels.append import CACHE_ELEMENTS, cache_of
 from rope_cpu.kernels.vectors import (
+    address,
     advance,
     call_at,
     has_feature,
@@ -28,11 +29,12 @@ from rope_cpu.kernels.vectors import (
     prefetch,
     sixteen_sums,
     splat,
+    store,
     store_quarters,
 )
 
 RANGE = 256  # keys: they and their values stay in the second cache of a core
-ROWS = 4  # queries that attend at a time, of heads that share a key head
+ROWS = 4  # queries that attend at a time
 AHEAD = 12  # keys, by which memory is asked for a key before its use
 
 # Elements that are multiplied or added at a time. The operands and sums of four rows fit in the
@@ -42,17 +44,20 @@ _SUM_LANES = 64 if has_feature("avx512f") else 16
 
 
 class Item(NamedTuple):
-    """Some new tokens of one sequence, and the keys that they go over."""
+    """Some new tokens of one sequence, and the keys that they go over.
 
-    sequence: int
-    token: int  # the first, among the tokens of all sequences
-    tokens: int
-    position: int  # of the first token
-    window: int
-    start: int  # the first key, which begins a range
-    stop: int  # after the last key
-    state: int  # of the first token
-    step: int  # from the state of a token to that of the next
+    Each field is an integer, or the column of that field in an array of items.
+    """
+
+    sequence: Any
+    token: Any  # the first, among the tokens of all sequences
+    tokens: Any
+    position: Any  # of the first token
+    window: Any
+    start: Any  # the first key, which begins a range
+    stop: Any  # after the last key
+    state: Any  # of the first token
+    step: Any  # from the state of a token to that of the next
 
 
 ITEM = np.dtype([(name, "i8") for name in Item._fields])
@@ -61,7 +66,8 @@ ITEM = np.dtype([(name, "i8") for name in Item._fields])
 class Step(NamedTuple):
     """The arrays of a step, and its softcap."""
 
-    q: Any  # (kv_heads, tokens · rows, head_dim), times the scale; rows: a multiple of `ROWS`
+    q: Any  # float32 (tokens, heads, head_dim)
+    scale: Any  # float32
     key: Any  # as in the `Step` of `rope_cpu.kernels.append`
     value: Any
     key_scale: Any
@@ -69,9 +75,10 @@ class Step(NamedTuple):
     pages: Any  # int64 (sequences, pages)
     items: Any  # of the dtype `ITEM`
     first_states: Any  # int64 (tokens + 1,), the first state of each token; the number of all
-    sinks: Any  # (kv_heads, rows), -inf for none
-    states: Any  # (states, kv_heads, rows, value width + 2); a token's first becomes its result
+    sinks: Any  # float32 (heads,), -inf for none
     softcap: Any  # float32, 0 for none
+    states: Any  # float32 (states, heads, value width + 2)
+    out: Any  # float32 (tokens, heads, value width), the results
 
 
 class _Vectors(NamedTuple):
@@ -83,13 +90,18 @@ class _Vectors(NamedTuple):
 
 
 class _Scratch(NamedTuple):
-    """The memory of a thread."""
+    """The memory of a thread.
 
+    The queries of an item are numbered by token and then by head, and filled up to a multiple of
+    `ROWS` by queries without results.
+    """
+
+    q: Any  # (queries, head_dim), times the scale
     keys: Any
     values: Any
     scores: Any  # (queries, RANGE + 3)
     seen: Any  # (queries, 2), where the keys of each query start and stop
-    added: Any  # (queries, at least value width + 2), the states of a range
+    added: Any  # (queries, value width + 2), the states of a range
 
 
 _LOWEST = np.finfo(np.float32).min
@@ -131,7 +143,7 @@ def _tanh(x):
     return e / (e + np.float32(2))
 
 
-@compile.device_function
+@partial(compile.device_function, inline=True)
 def _locate(vectors, pages, head, start, stop):
     """Write the offsets and scales of the keys start … stop − 1 of a sequence, or of values."""
     cached = vectors.cached
@@ -145,11 +157,10 @@ def _locate(vectors, pages, head, start, stop):
         count = min(page_size - place, stop - index)
         offset = page * strides[0] + place * strides[1] + head * strides[2]
         scale = advance(cached.scale, page * steps[0] + place * steps[1] + head * steps[2])
-        first = index % RANGE
         for n in range(count):
-            vectors.offsets[first + n] = offset + n * strides[1]
+            vectors.offsets[index % RANGE + n] = offset + n * strides[1]
             if cached.array.itemsize == 1:
-                vectors.scales[first + n] = advance(scale, n * steps[1])[0]
+                vectors.scales[index % RANGE + n] = advance(scale, n * steps[1])[0]
         index += count
 
 
@@ -161,9 +172,11 @@ def _vector(vectors, j, stop):
 
 @compile.device_function
 def _prefetch(vectors, j, stop):
-    """Load a key or value ahead of its use."""
-    for line in range(0, vectors.cached.array.shape[3] * vectors.cached.array.itemsize, 64):
-        prefetch(advance(_vector(vectors, j, stop), line))
+    """Load the cache lines of a key or value, of 64 bytes each, ahead of its use."""
+    start = _vector(vectors, j, stop)
+    size = vectors.cached.array.shape[3] * vectors.cached.array.itemsize
+    for line in range(-(address(start) % 64), size, 64):
+        prefetch(advance(start, line))
 
 
 def _make_products(lanes):
@@ -203,7 +216,7 @@ def _four(start, step):
     return start, advance(start, step), advance(start, 2 * step), advance(start, 3 * step)
 
 
-@compile.device_function
+@partial(compile.device_function, inline=True)
 def _multiply(q, keys, values, start, stop, scores):
     """Write the products of queries with the keys start … stop − 1 of a range.
 
@@ -211,7 +224,6 @@ def _multiply(q, keys, values, start, stop, scores):
     of a row is repeated up to three times.
     """
     width = q.shape[1]
-    whole = width & -_PRODUCT_LANES
     for j in range(start, stop, 4):
         for n in range(j, j + 4):
             _prefetch(keys, n + AHEAD, stop)
@@ -223,71 +235,123 @@ def _multiply(q, keys, values, start, stop, scores):
         for row in range(0, len(q), ROWS):
             queries = _four(pointer(q[row:]), q.strides[0])
             out = _four(pointer(scores[row:, j:]), scores.strides[0])
-            x = _products_of_many(queries, (k0, k1, k2, k3), 0, whole)
-            y = _products_of_1(queries, (k0, k1, k2, k3), whole, width)
+            x = _products_of_many(queries, (k0, k1, k2, k3), 0, width & -_PRODUCT_LANES)
+            y = _products_of_1(queries, (k0, k1, k2, k3), width & -_PRODUCT_LANES, width)
             store_quarters(out, x + y)
 
 
-# Loops that LLVM vectorises start at 0: it cannot where Numba allows for negative indices.
+# Pointers: a slice of an array would count its references, and LLVM does not vectorise a loop over
+# an array from another index than 0, as Numba allows for negative ones.
 
 
 @partial(compile.device_function, fastmath={"nnan", "nsz"})
-def _largest(scores):
+def _largest(scores, start, stop):
     """Return the largest score; any number if one is NaN, whose weight is NaN all the same."""
     largest = _LOWEST
-    for j in range(scores.size):
+    for j in range(start, stop):
         largest = max(largest, scores[j])
     return largest
 
 
 @partial(compile.device_function, fastmath={"contract", "reassoc"})
-def _weigh(scores, key_scales, value_scales, softcap, state):
-    """Turn the products of a query into weights times scales of values; begin its state."""
-    for j in range(scores.size):
+def _weigh(scores, key_scales, value_scales, start, stop, softcap):
+    """Turn the products of a query into weights times scales of values.
+
+    Return the largest score, and the sum of the weights.
+    """
+    for j in range(start, stop):
         score = scores[j] * key_scales[j]
         # The difference of two scores of -inf would be NaN. `max` would lose NaN.
         scores[j] = _LOWEST if score < _LOWEST else score
     if softcap > 0:
-        for j in range(scores.size):
+        for j in range(start, stop):
             scores[j] = softcap * _tanh(scores[j] / softcap)
-    largest = _largest(scores)
+    largest = _largest(scores, start, stop)
     total = _ZERO
-    for j in range(scores.size):
+    for j in range(start, stop):
         weight = _exp(scores[j] - largest)
         total += weight
         scores[j] = weight * value_scales[j]
-    state[-2] = largest
-    state[-1] = total
+    return largest, total
 
 
-def _make_add_values(lanes):
-    """Return the device function that writes elements i … end − 1 of the sums of weighted values.
+@compile.device_function
+def _common(seen, row):
+    """Return where the values that all queries of a group attend to start and stop.
 
-    seen: for each query where its values start and stop, the same for `ROWS` of one token.
+    No query of a group starts or stops after a later one.
+    """
+    stop = seen[row & -ROWS, 1]
+    return min(seen[row | (ROWS - 1), 0], stop), stop
+
+
+def _make_add_common(lanes):
+    """Return the device function that adds weighted values to elements i … end − 1 of sums.
+
+    They are the values that the queries of each group have in common.
     """
 
     # A plain loop over elements would be slower: LLVM would keep the sums in memory.
     @partial(compile.device_function, variant=f"{lanes}")
-    def add_values(weights, values, seen, i, end, sums):
+    def add_common(weights, values, seen, i, end, sums):
         for element in range(i, end, lanes):
             for row in range(0, len(seen), ROWS):
-                stop = seen[row, 1]
-                s0 = s1 = s2 = s3 = splat(_ZERO, lanes)
-                for j in range(seen[row, 0], stop):
+                start, stop = _common(seen, row)
+                out = _four(pointer(sums[row:, element:]), sums.strides[0])
+                s0 = load(out[0], 0, lanes)
+                s1 = load(out[1], 0, lanes)
+                s2 = load(out[2], 0, lanes)
+                s3 = load(out[3], 0, lanes)
+                for j in range(start, stop):
                     x = load(_vector(values, j, stop), element, lanes)
                     s0 = muladd(splat(weights[row, j], lanes), x, s0)
                     s1 = muladd(splat(weights[row + 1, j], lanes), x, s1)
                     s2 = muladd(splat(weights[row + 2, j], lanes), x, s2)
                     s3 = muladd(splat(weights[row + 3, j], lanes), x, s3)
-                out = _four(pointer(sums[row:, element:]), sums.strides[0])
                 store_quarters(out, joined((s0, s1, s2, s3)))
 
-    return add_values
+    return add_common
 
 
-_add_many = _make_add_values(_SUM_LANES)
-_add_16 = _make_add_values(16)
-_add_1 = _make_add_values(1)
+_add_common_many = _make_add_common(_SUM_LANES)
+_add_common_16 = _make_add_common(16)
+_add_common_1 = _make_add_common(1)
+
+
+@compile.device_function
+def _add_to_one(weights, values, start, stop, sums):
+    """Add the weighted values start … stop − 1 of a range to the sums of one query."""
+    for j in range(start, stop):
+        x = _vector(values, j, stop)
+        for i in range(sums.size - 2):
+            total = load(pointer(sums), i, 1)
+            store(pointer(sums), i, muladd(splat(weights[j], 1), load(x, i, 1), total), False)
+
+
+@partial(compile.device_function, inline=True)
+def _add_values(weights, values, seen, sums):
+    """Write the sums of weighted values of each query, added in their order.
+
+    seen: for each query where its values start and stop. A value outside is not multiplied by a
+    weight of 0: it may be NaN.
+    """
+    width = values.cached.array.shape[3]
+    for row in range(len(seen)):
+        sums[row, :width] = 0
+        _add_to_one(weights[row], values, seen[row, 0], _common(seen, row)[0], sums[row])
+    _add_common_many(weights, values, seen, 0, width & -_SUM_LANES, sums)
+    _add_common_16(weights, values, seen, width & -_SUM_LANES, width & -16, sums)
+    _add_common_1(weights, values, seen, width & -16, width, sums)
+    for row in range(len(seen)):
+        start = max(seen[row, 0], _common(seen, row)[1])
+        _add_to_one(weights[row], values, start, seen[row, 1], sums[row])
+
+
+@compile.device_function
+def _write_scaled(x, factor, out):
+    """Write as many elements times a factor as `out` has."""
+    for i in range(out.size):
+        out[i] = x[i] * factor
 
 
 @partial(compile.device_function, fastmath={"contract"})
@@ -302,11 +366,12 @@ def _merge(state, other):
         state[i] = kept * state[i] + added * other[i]
 
 
-@compile.device_function
-def _attend_range(step, item, head, base, scratch, states):
-    """Add the range of keys from `base` on to the states of an item's tokens.
+@partial(compile.device_function, inline=True)
+def _attend_range(step, item, head, base, shared, scratch):
+    """Attend to the range of keys from `base` on; leave the states in the scratch memory.
 
-    Keys by their index in the sequence; those of `seen` are relative to `base`:
+    shared: number of query heads of a key head. Keys by their index in the sequence; those of
+    `seen` are relative to `base`:
 
         base ≤ start ≤ first … end ≤ stop ≤ base + RANGE
                └ keys of any token ┘
@@ -314,68 +379,75 @@ def _attend_range(step, item, head, base, scratch, states):
     """
     keys = scratch.keys
     values = scratch.values
-    added = scratch.added
-    rows = states.shape[1]
-    q = step.q[head, item.token * rows : (item.token + item.tokens) * rows]
     start = max(base, item.position - item.window + 1)
     stop = min(base + RANGE, item.stop)
     _locate(keys, step.pages[item.sequence], head, start, stop)
     _locate(values, step.pages[item.sequence], head, start, stop)
-    _multiply(q, keys, values, start - base, stop - base, scratch.scores)
-    seen = scratch.seen[: len(q)]
-    for row in range(len(q)):
-        position = item.position + row // rows
-        first = max(start, position - item.window + 1) - base
-        end = max(first, min(stop, position + 1) - base)
-        seen[row, 0] = first
-        seen[row, 1] = end
-        scores = scratch.scores[row, first:end]
-        _weigh(scores, keys.scales[first:end], values.scales[first:end], step.softcap, added[row])
-    width = states.shape[2] - 2
-    _add_many(scratch.scores, values, seen, 0, width & -_SUM_LANES, added)
-    _add_16(scratch.scores, values, seen, width & -_SUM_LANES, width & -16, added)
-    _add_1(scratch.scores, values, seen, width & -16, width, added)
-    for row in range(len(q)):
-        _merge(states[row // rows, row % rows], added[row])
+    rows = item.tokens * shared
+    seen = scratch.seen[: -(-rows // ROWS) * ROWS]
+    _multiply(scratch.q[: len(seen)], keys, values, start - base, stop - base, scratch.scores)
+    for row in range(len(seen)):
+        position = item.position + min(row, rows - 1) // shared
+        seen[row, 0] = max(start, position - item.window + 1) - base
+        seen[row, 1] = max(seen[row, 0], min(stop, position + 1) - base)
+    for row in range(rows):
+        scores = advance(pointer(scratch.scores), row * scratch.scores.strides[0])
+        scales = (pointer(keys.scales), pointer(values.scales))
+        largest, total = _weigh(scores, *scales, seen[row, 0], seen[row, 1], step.softcap)
+        scratch.added[row, -2] = largest
+        scratch.added[row, -1] = total
+    _add_values(scratch.scores, values, seen, scratch.added)
 
 
 @compile.device_function
-def _attend_item(step, item, head, scratch):
-    """Write the states of the tokens of an item, for the heads that share a key head."""
-    states = step.states[item.state : item.state + item.tokens * item.step : item.step, head]
-    states[:] = 0
-    states[:, :, -2] = _LOWEST
-    for base in range(item.start, item.stop, RANGE):
-        _attend_range(step, item, head, base, scratch, states)
-
-
-def _attend_part(step, part, parts):
-    """Write the states of one of several parts of the items and key heads."""
+def _new_scratch(step, shared):
+    """Return memory for the largest item; shared: number of query heads of a key head."""
     offsets = np.empty((2, RANGE), np.int64)
     scales = np.ones((2, RANGE), np.float32)
     keys = _Vectors(cache_of(step.key, step.key_scale), offsets[0], scales[0])
     values = _Vectors(cache_of(step.value, step.value_scale), offsets[1], scales[1])
-    rows = step.items["tokens"].max() * step.states.shape[2]
+    rows = -(-step.items["tokens"].max() * shared // ROWS) * ROWS
+    q = np.zeros((rows, step.q.shape[2]), np.float32)
     scores = np.empty((rows, RANGE + 3), np.float32)
     seen = np.empty((rows, 2), np.int64)
-    added = np.empty((rows, (step.states.shape[3] + 15) & -16), np.float32)  # aligned rows
-    scratch = _Scratch(keys, values, scores, seen, added)
-    for index in range(part, len(step.items) * len(step.q), parts):
-        _attend_item(step, step.items[index // len(step.q)], index % len(step.q), scratch)
+    added = np.empty((rows, step.states.shape[2]), np.float32)
+    return _Scratch(q, keys, values, scores, seen, added)
+
+
+def _attend_part(step, part, parts):
+    """Write the states of one of several parts of the items and key heads."""
+    kv_heads = step.key.shape[2]
+    shared = step.q.shape[1] // kv_heads
+    scratch = _new_scratch(step, shared)
+    for index in range(part, len(step.items) * kv_heads, parts):
+        item = step.items[index // kv_heads]
+        head = index % kv_heads
+        for token, n in np.ndindex(item.tokens, shared):
+            query = step.q[item.token + token, head * shared + n]
+            _write_scaled(query, step.scale, scratch.q[token * shared + n])
+        for base in range(item.start, item.stop, RANGE):
+            _attend_range(step, item, head, base, shared, scratch)
+            for token, n in np.ndindex(item.tokens, shared):
+                state = step.states[item.state + token * item.step, head * shared + n]
+                added = scratch.added[token * shared + n]
+                if base == item.start:
+                    _write_scaled(added, np.float32(1), state)
+                else:
+                    _merge(state, added)
 
 
 def _finish_part(step, part, parts):
-    """Turn the first state of each of some tokens into their results."""
-    for token in range(part, len(step.first_states) - 1, parts):
-        for head, row in np.ndindex(step.sinks.shape):
-            state = step.states[step.first_states[token], head, row]
-            for other in range(step.first_states[token] + 1, step.first_states[token + 1]):
-                _merge(state, step.states[other, head, row])
-            largest = max(state[-2], step.sinks[head, row])
+    """Write the results of some tokens."""
+    for token in range(part, len(step.out), parts):
+        first = step.first_states[token]
+        for head, sink in enumerate(step.sinks):
+            state = step.states[first, head]
+            for other in range(first + 1, step.first_states[token + 1]):
+                _merge(state, step.states[other, head])
+            largest = max(state[-2], sink)
             kept = _exp(state[-2] - largest)
-            total = kept * state[-1] + _exp(step.sinks[head, row] - largest)
-            for i in range(state.size - 2):
-                state[i] *= kept / total
+            total = kept * state[-1] + _exp(sink - largest)
+            _write_scaled(state, kept / total, step.out[token, head])
 
 
 @partial(compile.device_function, parallel=True)
@@ -402,7 +474,8 @@ def _step_types(dtype: str) -> Step:
     cached = types.Array(CACHE_ELEMENTS[dtype], 4, "A", readonly=True, aligned=False)
     scale = types.Array(types.float32, 3, "A", readonly=True, aligned=False)
     return Step(
-        q=types.float32[:, :, ::1],
+        q=types.Array(types.float32, 3, "C", readonly=True, aligned=False),
+        scale=types.float32,
         key=cached,
         value=cached,
         key_scale=scale,
@@ -410,9 +483,10 @@ def _step_types(dtype: str) -> Step:
         pages=types.Array(types.int64, 2, "C", readonly=True),
         items=types.Array(from_dtype(ITEM), 1, "C", readonly=True, aligned=False),
         first_states=types.int64[::1],
-        sinks=types.float32[:, ::1],
-        states=types.float32[:, :, :, ::1],
+        sinks=types.float32[::1],
         softcap=types.float32,
+        states=types.float32[:, :, ::1],
+        out=types.float32[:, :, ::1],
     )
 
 
@@ -420,9 +494,8 @@ def _step_types(dtype: str) -> Step:
 def attention_part(dtype: str, name: str) -> Any:
     """Return a compiled part of the kernel for caches of a dtype; name: a key of `PARTS`."""
     step = types.NamedTuple(_step_types(dtype), Step)
-    return compile.compile_part(
-        PARTS[name], f"attention_{name}_{dtype}", (step, types.intp, types.intp)
-    )
+    signature = (step, types.intp, types.intp)
+    return compile.compile_part(PARTS[name], f"attention_{name}_{dtype}", signature)
 
 
 @cache

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,7 +19,6 @@ from rope_cpu.kernels import threads
 from rope_cpu.kernels.attention import (
     ITEM,
     RANGE,
-    ROWS,
     Item,
     Step,
     attention_kernel,
@@ -30,7 +30,11 @@ from rope_cpu.launch.arrays import kernel_dtype
 
 # New tokens of a sequence that go over its keys together: each range of keys is read from the
 # caches of a core for all but the first. Sequences of no more new tokens are split into ranges.
-_TILE = 8
+# Where few heads share a key head, more tokens make up for them.
+_LEAST_TOKENS = 8
+_LEAST_ROWS = 32  # tokens · query heads of a key head
+
+_ZERO = np.float32(0)
 
 # Products of q and keys below which several threads take longer to start than they save.
 _PARALLEL_FROM = 2**19
@@ -114,10 +118,12 @@ def attention(
     _check_objects(cache, batch)
     _check_queries(q, cache, batch)
     keys = limits.WHOLE if window is None else scalars.whole_number("window", window)
-    factor = cache.head_dim**-0.5 if scale is None else _float32("scale", scale)
-    cap = 0.0 if softcap is None else _float32("softcap", softcap)
-    logits = _sinks(sinks, q.shape[1], cache.kv_heads)
-    work = _work(batch, keys)
+    numbers = {
+        "scale": np.float32(cache.head_dim**-0.5) if scale is None else _float32("scale", scale),
+        "softcap": _ZERO if softcap is None else _float32("softcap", softcap),
+        "sinks": _no_sinks(q.shape[1]) if sinks is None else _sinks(sinks, q.shape[1]),
+    }
+    work = _work(batch, keys, q.shape[1] // cache.kv_heads)
     if work.pages_needed > cache.pages:
         finding = Finding(f"has page {work.pages_needed - 1}")
         raise ArgumentError("batch", finding, f"fit the {cache.pages} pages of `cache`")
@@ -125,75 +131,79 @@ def attention(
     result: Array = np.empty(shape, q.dtype) if out is None else out
     if out is not None:
         _check_out(out, shape, q, cache)
+    is_direct = result.dtype == np.float32 and result.flags.carray
+    y = result if is_direct else np.empty(shape, np.float32)
     if q.shape[0]:
-        shared = q.shape[1] // cache.kv_heads
+        _launch(_contiguous(q), cache, batch, work, numbers, y)
+    if not is_direct:
         with np.errstate(all="ignore"):
-            rows = _rows(q, cache.kv_heads)
-            rows *= np.float32(factor)
-            states = _launch(rows, cache, batch, work, logits, cap)
-            sums = states[work.first_states[:-1], :, :shared, : cache.value_dim]
-            result[...] = sums.reshape(shape)
+            result[...] = y
     return result
 
 
 class _Work(NamedTuple):
     """The division of a batch into items.
 
-    first_states: (tokens + 1,), where the states of each token start, and the number of all.
+    first_states: (tokens + 1,), where the states of each token start, and `states`, their number.
     pages_needed: number of pages that a cache must have. scores: number of scores of a head.
     """
 
     items: Array
     first_states: Int64
+    states: int
     pages_needed: int
     scores: int
 
 
-def _work(batch: Batch, window: int) -> _Work:
+def _work(batch: Batch, window: int, shared: int) -> _Work:
     """Return the items of a batch, divided once for all layers of a window.
+
+    shared: number of query heads that share a key head.
 
     Raise if a page that is attended to was given back.
     """
-    work: _Work | None = batch._work.get(window)
+    tile = max(_LEAST_TOKENS, _LEAST_ROWS // shared)
+    work: _Work | None = batch._work.get((window, tile))
     if work is None:
-        work = _divided(batch, window)
-        batch._work[window] = work
+        work = _divided(batch, window, tile)
+        batch._work[window, tile] = work
     return work
 
 
-def _divided(batch: Batch, window: int) -> _Work:
+def _divided(batch: Batch, window: int, tile: int) -> _Work:
+    """Return the items, of at most `tile` tokens."""
     arrays = batch._arrays
     pages_needed = _pages_needed(batch, window)
-    items: list[Item] = []
-    first_states = [0]
-    for sequence, new in enumerate(arrays.query_lens.tolist()):
-        token = int(arrays.cu_seqlens[sequence])
-        position = int(arrays.seq_lens[sequence]) - new
-        for done in range(0, new, _TILE):
-            tokens = min(_TILE, new - done)
-            first_key = max(0, position + done - window + 1) // RANGE * RANGE
-            stop_key = position + done + tokens
-            starts = range(first_key, stop_key, RANGE) if new <= _TILE else [first_key]
-            state = first_states[-1]
-            for index, start in enumerate(starts):
-                stop = min(start + RANGE, stop_key) if new <= _TILE else stop_key
-                item = Item(
-                    sequence=sequence,
-                    token=token + done,
-                    tokens=tokens,
-                    position=position + done,
-                    window=window,
-                    start=start,
-                    stop=stop,
-                    state=state + index,
-                    step=len(starts),
-                )
-                items.append(item)
-            first_states += [state + (n + 1) * len(starts) for n in range(tokens)]
-    seen = np.minimum(arrays.cache_position + 1, window)
-    return _Work(
-        np.array(items, ITEM), np.array(first_states, np.int64), pages_needed, int(seen.sum())
+    sequence, index = _members(-(-arrays.query_lens // tile))
+    new = arrays.query_lens[sequence]
+    done = index * tile
+    token = arrays.cu_seqlens[sequence] + done
+    tokens = np.minimum(tile, new - done)
+    position = arrays.seq_lens[sequence] - new + done
+    stop = position + tokens
+    start = np.maximum(0, position - window + 1) // RANGE * RANGE
+    ranges = np.where(new <= tile, -((start - stop) // RANGE), 1)
+    first_states = np.concatenate([[0], np.cumsum(np.repeat(ranges, tokens))])
+    tiles = np.empty(len(token), ITEM)
+    columns = Item(
+        sequence, token, tokens, position, window, start, stop, first_states[token], ranges
     )
+    for name, column in columns._asdict().items():
+        tiles[name] = column
+    owner, index = _members(ranges)
+    items = tiles[owner]
+    items["start"] += index * RANGE
+    items["state"] += index
+    is_split = items["step"] > 1
+    items["stop"][is_split] = np.minimum(items["start"] + RANGE, items["stop"])[is_split]
+    scores = int(np.minimum(arrays.cache_position + 1, window).sum())
+    return _Work(items, first_states, int(first_states[-1]), pages_needed, scores)
+
+
+def _members(counts: Int64) -> tuple[Int64, Int64]:
+    """Return the group of each member of groups of these sizes, and its index in the group."""
+    group = np.repeat(np.arange(len(counts)), counts)
+    return group, np.arange(len(group)) - (np.cumsum(counts) - counts)[group]
 
 
 def _pages_needed(batch: Batch, window: int) -> int:
@@ -248,71 +258,66 @@ def _check_out(out: Array, shape: tuple[int, ...], q: Array, cache: KVCache) -> 
             raise ArgumentError("out", shares, "have memory of its own")
 
 
-def _float32(name: str, value: object) -> float:
-    """Return a number; raise unless it is above 0 and finite, also as float32."""
-    number = scalars.real_number(name, value)
+def _float32(name: str, value: object) -> np.float32:
+    """Return a number as float32; raise unless it is above 0 and finite."""
     with np.errstate(over="ignore", under="ignore"):
-        rounded = np.float32(number)
+        rounded = np.float32(scalars.real_number(name, value))
     if not 0 < rounded < np.inf:
         raise ArgumentError(name, value, "be above 0 and finite in float32")
-    return number
+    return rounded
 
 
-def _sinks(sinks: ArrayLike | None, heads: int, kv_heads: int) -> Array:
-    """Return the logits of sinks as the kernel takes them, (kv_heads, rows)."""
-    logits = np.full(heads, np.float32(-np.inf))
-    if sinks is not None:
-        given = scalars.finite_array("sinks", sinks)
-        if given.shape != (heads,):
-            raise ArgumentError("sinks", Finding.shape_of(given), f"be (heads,), ({heads},)")
-        with np.errstate(over="ignore", under="ignore"):
-            logits = given.astype(np.float32)
-        if not np.isfinite(logits).all():
-            wrong = given[~np.isfinite(logits)][0]
-            raise ArgumentError("sinks", Finding.holds(wrong), "be finite in float32")
-    padded = np.zeros((kv_heads, _padded(heads // kv_heads)), np.float32)
-    padded[:, : heads // kv_heads] = logits.reshape(kv_heads, -1)
-    return padded
+@functools.cache
+def _no_sinks(heads: int) -> Array:
+    """Return the logits of sinks that have no weight."""
+    return np.full(heads, -np.inf, np.float32)
 
 
-def _padded(shared: int) -> int:
-    """Return the number of query heads that share a key head, as a multiple of `ROWS`."""
-    return -(-shared // ROWS) * ROWS
+def _sinks(sinks: ArrayLike, heads: int) -> Array:
+    """Return the logits of sinks as float32; raise unless there is one for each head."""
+    given = scalars.finite_array("sinks", sinks)
+    if given.shape != (heads,):
+        raise ArgumentError("sinks", Finding.shape_of(given), f"be (heads,), ({heads},)")
+    with np.errstate(over="ignore", under="ignore"):
+        logits = given.astype(np.float32, "C")
+    if not np.isfinite(logits).all():
+        wrong = given[~np.isfinite(logits)][0]
+        raise ArgumentError("sinks", Finding.holds(wrong), "be finite in float32")
+    return logits
 
 
-def _rows(x: Array, kv_heads: int) -> Array:
-    """Return (tokens, heads, width) as float32 (kv_heads, tokens · rows, width).
+def _contiguous(q: Array) -> Array:
+    """Return queries as contiguous float32, without a copy if they are."""
+    if q.dtype == np.float32:
+        return np.ascontiguousarray(q)
+    with np.errstate(invalid="ignore"):  # of a signalling NaN
+        return np.ascontiguousarray(q, np.float32)
 
-    The rows that share a key head are filled up with zeros to a multiple of `ROWS`.
-    """
-    tokens, heads, width = x.shape
-    shared = heads // kv_heads
-    rows = np.zeros((kv_heads, tokens, _padded(shared), width), np.float32)
-    rows[:, :, :shared] = x.reshape(tokens, kv_heads, shared, width).swapaxes(0, 1)
-    return rows.reshape(kv_heads, -1, width)
+
+@functools.cache
+def _kernel_and_parts(dtype: str) -> tuple[Any, int, int]:
+    """Return the kernel for caches of a dtype, and the addresses of its parts."""
+    attend, finish = (address_of(attention_part(dtype, name)) for name in ("attend", "finish"))
+    return attention_kernel(dtype), attend, finish
 
 
 def _launch(
-    q: Array, cache: KVCache, batch: Batch, work: _Work, sinks: Array, softcap: float
-) -> Array:
-    """Return the states that the kernel leaves.
+    q: Array, cache: KVCache, batch: Batch, work: _Work, numbers: dict[str, Any], out: Array
+) -> None:
+    """Write the results to `out`.
 
-    q, sinks: as rows. softcap: 0 for none.
+    q, out: contiguous float32. numbers: those of a `Step`.
     """
     name = kernel_dtype(cache)
     key, value, key_scale, value_scale = cache._kernel_arrays
     if name != cache._dtype_name:
         key, value = (x.view(np.float16).astype(np.float32) for x in (key, value))
-    rows = q.shape[1] // len(batch._arrays.slot_mapping)
-    attend = address_of(attention_part(name, "attend"))
-    finish = address_of(attention_part(name, "finish"))
     # The kernel is loaded before `threads.serial` is read, as in `CosSin._compute`.
-    kernel = attention_kernel(name)
+    kernel, attend, finish = _kernel_and_parts(name)
     usable = 1 if threads.serial else threads.limit
-    if work.scores * q[:, :rows].size < _PARALLEL_FROM:
+    _, heads, width = q.shape
+    if work.scores * heads * width < _PARALLEL_FROM:
         usable = 1
-    shape = (work.first_states[-1], cache.kv_heads, rows, cache.value_dim + 2)
-    states: Array = np.empty(shape, np.float32)
     step = Step(
         q=q,
         key=key,
@@ -322,9 +327,8 @@ def _launch(
         pages=batch._arrays.page_table,
         items=work.items,
         first_states=work.first_states,
-        sinks=sinks,
-        states=states,
-        softcap=np.float32(softcap),
+        states=np.empty((work.states, heads, cache.value_dim + 2), np.float32),
+        out=out,
+        **numbers,
     )
     kernel(attend, finish, tuple(step), usable)
-    return states

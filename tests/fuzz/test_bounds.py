@@ -74,7 +74,7 @@ from launch.attending import Call, Options
 
 module._PARALLEL_FROM = 0
 sinks = module._sinks
-module._sinks = lambda *given: np.pad(sinks(*given), ((0, 0), (0, {more})))
+module._sinks = lambda *given: np.pad(sinks(*given), (0, {more}))
 EVERY_OPTION = Options(window=255, softcap=5.0, sinks=np.zeros(10))
 random = np.random.default_rng(0)
 for new, widths, options, threads.limit in product(

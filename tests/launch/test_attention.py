@@ -18,6 +18,9 @@ from rope_cpu.launch import attention as module
 
 parametrize_cache_dtypes = pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
 
+# (kv_heads, query heads of each): 4, 1, 3 and 2 tokens in four rows, some of them in part.
+parametrize_heads = pytest.mark.parametrize("heads", [(2, 1), (1, 4), (2, 3), (1, 10)])
+
 
 def fixed_call(rng, cache_dtype="float32", lengths=(700, 40, 0, 300), new=(1, 40, 0, 7), **changes):
     """Return a call with a decode step, a prompt, a sequence without tokens, and a chunk."""
@@ -122,13 +125,16 @@ def test_bits_do_not_depend_on_other_sequences(cache_dtype, rng):
         steps.assert_same_bits(alone.run(), whole[tokens])
 
 
-def test_bits_do_not_depend_on_chunks(rng):
+@parametrize_heads
+@pytest.mark.parametrize("window", [None, 2, 70])
+def test_bits_do_not_depend_on_chunks(window, heads, rng):
     """A prompt in one step, in chunks, and token by token; chunks of any size share tiles."""
-    call = fixed_call(rng, lengths=[2 * RANGE + 30], new=[2 * RANGE + 30])
+    options = {"heads": heads, "options": Options(window=window)}
+    call = fixed_call(rng, lengths=[2 * RANGE + 30], new=[2 * RANGE + 30], **options)
     whole = call.run()
     for size in (1, 5, 64):
         for stop in range(size, len(whole), 97):
-            chunk = fixed_call(rng, lengths=[stop], new=[min(size, stop)])
+            chunk = fixed_call(rng, lengths=[stop], new=[min(size, stop)], **options)
             tokens = slice(stop - min(size, stop), stop)
             chunk.q = call.q[tokens]
             chunk.stored = [[(x[:stop], None) for x, _ in call.stored[0]]]
@@ -154,12 +160,12 @@ def test_sequences_may_share_pages(rng):
 
 
 @parametrize_cache_dtypes
+@parametrize_heads
 @pytest.mark.parametrize("window", [None, 1, 6])
-def test_nan_reaches_the_tokens_that_attend_to_it_alone(cache_dtype, window, rng):
+def test_nan_reaches_the_tokens_that_attend_to_it_alone(cache_dtype, heads, window, rng):
     """One key or value of a chunk of 20 is NaN, which for int8 is its scale."""
-    call = fixed_call(
-        rng, cache_dtype, [RANGE + 10], [20], options=Options(window=window), page_size=5
-    )
+    options = {"heads": heads, "options": Options(window=window), "page_size": 5}
+    call = fixed_call(rng, cache_dtype, [RANGE + 10], [20], **options)
     finite = call.run()
     for which, new in ((0, 0), (1, 7), (0, 19), (1, 19)):
         key = RANGE + 10 - 20 + new
@@ -254,7 +260,7 @@ def test_the_work_of_a_batch_dies_with_it(rng):
     call = fixed_call(rng)
     cache, batch = call.place()
     call.run(cache, batch)
-    work = weakref.ref(module._work(batch, call.lengths.max()).items)
+    work = weakref.ref(module._work(batch, call.lengths.max(), 3).items)
     del batch
     gc.collect()
     assert work() is None
