@@ -555,12 +555,6 @@ onnx.external_data_helper.set_external_data(EXTERNAL.graph.initializer[0], "gone
             (),
             "cos, sin must be finite",
         ),
-        (graph_of_tables(float32_tables(1)).SerializeToString(), (), "two positions or more"),
-        (
-            graph_of_tables(float32_tables(9, factor=np.nan)).SerializeToString(),
-            (),
-            "cos, sin must be finite",
-        ),
         (b"\0damaged", (), "model.onnx cannot be read"),
         (EXTERNAL.SerializeToString(), (), "gone.data"),
         (WITHOUT.SerializeToString(), ("--fix",), "`--fix` and `-o` need each other"),
