@@ -41,7 +41,7 @@ from .nodes import (
     sequence_lengths,
     shared_cache_lengths,
 )
-from .options import INPUT, NAMES, NORM_EPSILON, OPTIMUM_NAMES, SCALES, AttentionOptions
+from .options import INPUT, NORM_EPSILON, OPTIMUM_NAMES, SCALES, AttentionOptions
 from .rope_model import batch_and_sequence, build_rotator, of_axes, position_inputs, position_values
 from .targets import TARGETS
 from .targets.base import Attention, Rotator
@@ -361,11 +361,8 @@ class _ModelBuilder:
         )
         if options.name_prefix:
             onnx.compose.add_prefix(model, options.name_prefix, inplace=True)
-        if options.names != NAMES[0]:
-            _rename(
-                model,
-                {f"{options.name_prefix}{name}": options.name(name) for name in OPTIMUM_NAMES},
-            )
+        prefixed = {f"{options.name_prefix}{name}": options.name(name) for name in OPTIMUM_NAMES}
+        _rename(model, prefixed)
         return model
 
     def _lengths(self, batch: str, sequence: str) -> Lengths:

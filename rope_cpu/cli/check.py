@@ -144,7 +144,8 @@ def finding(rotation: Rotation, expected: Expected, maximum: int) -> Finding:
     else:
         fit = float(ml_dtypes.finfo(first.dtype).eps) + max(ends) * float(np.finfo(FLOAT64).eps)
         share, errors = measured(rotation, own, sorted(ends), factor * fit)
-        layers, exact = ("", own)
+        layers = ""
+        exact = own
         different = [text for _, rope in expected[:1] for text in differences(own, rope, False)]
     found = {
         "names": ", ".join(rotation.names),

@@ -1,7 +1,7 @@
 """Differences of single model types' code: each a function from a config to one in standard keys.
 
 A quirk gets the keys of a file under standard names, without nulls. It returns them with standard
-keys for its own, or refuses them. The table of model types has what is common to several types.
+keys for its own, or refuses them. The table of model types has the keys that several types share.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import pytest
 from rope_cpu import RotaryEmbedding
 from rope_cpu.cli import main
 
-pytestmark = pytest.mark.peers
+pytestmark = pytest.mark.runtimes
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
