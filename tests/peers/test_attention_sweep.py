@@ -23,8 +23,8 @@ from attention_modules import Module, attention_module  # noqa: E402
 from small_models import TOKENS, SmallModel, small_model  # noqa: E402
 
 from rope_cpu import RotaryEmbedding, export  # noqa: E402
+from rope_cpu.checkpoints.tensor_files import open_tensors  # noqa: E402
 from rope_cpu.configs.model_types import model_facts  # noqa: E402
-from rope_cpu.export.checkpoint import open_tensors  # noqa: E402
 from rope_cpu.export.targets import TARGETS  # noqa: E402
 from rope_cpu.export.validation.session import open_session  # noqa: E402
 
