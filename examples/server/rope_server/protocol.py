@@ -1,0 +1,205 @@
+"""OpenAI's protocol: the fields of requests, and the objects of answers."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rope_server.sampling import Drawn
+from rope_server.text import Text
+
+
+class Piece(NamedTuple):
+    """A part of an answer: its text, its tokens, and the reason if it is the last."""
+
+    text: str
+    tokens: list[Drawn]
+    finish: str | None
+
+
+class Usage(NamedTuple):
+    """Numbers of tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+    def body(self) -> dict[str, int]:
+        """Return the JSON object."""
+        return self._asdict() | {"total_tokens": sum(self)}
+
+
+class Strict(BaseModel):
+    """A part of a request; other fields than its own are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(Strict):
+    """Options of a streamed answer."""
+
+    include_usage: bool = False
+
+
+class Common(Strict):
+    """Fields that both kinds of request have."""
+
+    model: str
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float = Field(1.0, ge=0, le=2)
+    top_p: float = Field(1.0, gt=0, le=1)
+    seed: int | None = Field(None, ge=0)
+    stop: str | list[str] | None = None
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    n: Literal[1] = 1
+
+    @property
+    def stops(self) -> list[str]:
+        """The stop strings; an empty one stops nothing."""
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return [stop for stop in given if stop]
+
+
+class CompletionRequest(Common):
+    """The body of /v1/completions. prompt: a text, or its tokens."""
+
+    kind: ClassVar = "text_completion"
+    chunk_kind: ClassVar = "text_completion"
+    prompt: str | list[int]
+    logprobs: int | None = Field(None, ge=0, le=5)
+
+    @property
+    def alternatives(self) -> int | None:
+        """Number of alternatives to report the log probabilities of; None reports nothing."""
+        return self.logprobs
+
+    def tokens(self, text: Text) -> list[int]:
+        """Return the tokens of the prompt."""
+        return text.encode(self.prompt) if isinstance(self.prompt, str) else self.prompt
+
+    def most_tokens(self, room: int) -> int:
+        """Return max_tokens, by default that of OpenAI."""
+        return self.max_tokens or max(min(16, room), 1)
+
+    @staticmethod
+    def choice(piece: Piece, text: Text, is_chunk: bool) -> dict[str, Any]:
+        """Return the choice of an answer, or of a chunk, which has the same form."""
+        return {"text": piece.text, "logprobs": _completion_logprobs(piece.tokens, text)}
+
+
+class TextPart(Strict):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Strict):
+    """One turn of a conversation."""
+
+    role: str
+    content: str | list[TextPart]
+
+    def plain(self) -> dict[str, str]:
+        """Return the message with one text."""
+        is_text = isinstance(self.content, str)
+        text = self.content if is_text else "".join(part.text for part in self.content)
+        return {"role": self.role, "content": text}
+
+
+class ChatRequest(Common):
+    """The body of /v1/chat/completions."""
+
+    kind: ClassVar = "chat.completion"
+    chunk_kind: ClassVar = "chat.completion.chunk"
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=20)
+
+    @property
+    def alternatives(self) -> int | None:
+        """Number of alternatives to report the log probabilities of; None reports nothing."""
+        return self.top_logprobs if self.logprobs else None
+
+    def tokens(self, text: Text) -> list[int]:
+        """Return the tokens of the conversation."""
+        return text.encode_chat([message.plain() for message in self.messages])
+
+    def most_tokens(self, room: int) -> int:
+        """Return max_tokens under its newer or older name, by default 256 or what there is."""
+        return self.max_completion_tokens or self.max_tokens or max(min(256, room), 1)
+
+    @staticmethod
+    def choice(piece: Piece, text: Text, is_chunk: bool) -> dict[str, Any]:
+        """Return the choice of an answer, or of a chunk, which has another form."""
+        message = {"role": "assistant", "content": piece.text}
+        name = "delta" if is_chunk else "message"
+        return {name: message, "logprobs": _chat_logprobs(piece.tokens, text)}
+
+
+class Answer:
+    """The objects of one answer, with one id."""
+
+    def __init__(self, request: CompletionRequest | ChatRequest, text: Text) -> None:
+        self._request = request
+        self._text = text
+        self._common = {
+            "id": f"{request.kind}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": request.model,
+        }
+
+    def whole(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
+        """Return the answer of all pieces."""
+        text = "".join(piece.text for piece in pieces)
+        tokens = [drawn for piece in pieces for drawn in piece.tokens]
+        choice = self._choice(Piece(text, tokens, pieces[-1].finish), False)
+        body = {"object": self._request.kind, "choices": [choice], "usage": usage.body()}
+        return self._common | body
+
+    def chunk(self, piece: Piece) -> dict[str, Any]:
+        """Return the chunk of one piece."""
+        return self._chunk([self._choice(piece, True)])
+
+    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
+        """Return the last chunk, of the numbers of tokens alone."""
+        return self._chunk([]) | {"usage": usage.body()}
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return self._common | {"object": self._request.chunk_kind, "choices": choices}
+
+    def _choice(self, piece: Piece, is_chunk: bool) -> dict[str, Any]:
+        choice = self._request.choice(piece, self._text, is_chunk)
+        return choice | {"index": 0, "finish_reason": piece.finish}
+
+
+def _completion_logprobs(tokens: Sequence[Drawn], text: Text) -> dict[str, Any] | None:
+    reported = [drawn for drawn in tokens if drawn.logprob is not None]
+    if not reported:
+        return None
+    top = [{text.token_text(i): logprob for i, logprob in drawn.top} for drawn in reported]
+    return {
+        "tokens": [text.token_text(drawn.token) for drawn in reported],
+        "token_logprobs": [drawn.logprob for drawn in reported],
+        "top_logprobs": top,
+    }
+
+
+def _chat_logprobs(tokens: Sequence[Drawn], text: Text) -> dict[str, Any] | None:
+    content = [
+        _logprob(text, drawn.token, drawn.logprob)
+        | {"top_logprobs": [_logprob(text, *pair) for pair in drawn.top]}
+        for drawn in tokens
+        if drawn.logprob is not None
+    ]
+    return {"content": content} if content else None
+
+
+def _logprob(text: Text, token: int, logprob: float) -> dict[str, Any]:
+    piece = text.token_text(token)
+    return {"token": piece, "logprob": logprob, "bytes": list(piece.encode())}

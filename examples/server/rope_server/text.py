@@ -1,0 +1,136 @@
+"""Text to tokens and back: the tokenizer, the chat template, and text that comes token by token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+
+class Text:
+    """The tokenizer and the chat template of a folder.
+
+    stop_tokens: ids that end a text. template: None in a folder without chat template.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        folder = Path(folder)
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.stop_tokens = _stop_tokens(folder)
+        config = _json(folder / "tokenizer_config.json")
+        self._special = {
+            name: value["content"] if isinstance(value, dict) else value
+            for name, value in config.items()
+            if name.endswith("_token")
+        }
+        source = _template_source(folder, config)
+        self.template = None if source is None else _environment().from_string(source)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text, with those that the tokenizer puts before it."""
+        return self.tokenizer.encode(text).ids
+
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Return the tokens of a conversation, up to where the assistant's answer starts.
+
+        Raises ValueError if there is no template, or if it refuses the conversation.
+        """
+        if self.template is None:
+            raise ValueError("the model has no chat template; use /v1/completions")
+        try:
+            text = self.template.render(
+                messages=messages, add_generation_prompt=True, **self._special
+            )
+        except jinja2.TemplateError as error:
+            raise ValueError(f"the chat template refuses `messages`: {error}") from error
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def token_text(self, token: int) -> str:
+        """Return the text of one token alone."""
+        return self.tokenizer.decode([token], skip_special_tokens=False)
+
+
+class Detokenizer:
+    """The text of a sequence as its tokens come, up to the first of some stop strings.
+
+    Text that may be the beginning of a stop string is held back until it is known.
+    """
+
+    def __init__(self, text: Text, prompt: Sequence[int], stops: Sequence[str]) -> None:
+        self.has_stopped = False
+        self._tokenizer = text.tokenizer
+        # The prompt tells whether a space before the first word is part of the text.
+        self._stream = DecodeStream(ids=list(prompt), skip_special_tokens=True)
+        self._stops = stops
+        self._held = ""
+
+    def add(self, token: int) -> str:
+        """Return the text that one more token makes certain."""
+        self._held += self._stream.step(self._tokenizer, token) or ""
+        places = [self._held.find(stop) for stop in self._stops if stop in self._held]
+        if places:
+            self.has_stopped = True
+            return self._held[: min(places)]
+        end = len(self._held) - max((_overlap(self._held, x) for x in self._stops), default=0)
+        certain = self._held[:end]
+        self._held = self._held[end:]
+        return certain
+
+    def rest(self) -> str:
+        """Return the text held back, at the end of the sequence."""
+        return self._held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest end of the text that a stop string begins with."""
+    lengths = range(min(len(stop) - 1, len(text)), 0, -1)
+    return next((n for n in lengths if text.endswith(stop[:n])), 0)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _stop_tokens(folder: Path) -> frozenset[int]:
+    """Return the ids that end a text; generation_config.json goes before config.json."""
+    configs = [_json(folder / name) for name in ("generation_config.json", "config.json")]
+    found = next((x["eos_token_id"] for x in configs if x.get("eos_token_id") is not None), [])
+    return frozenset([found] if isinstance(found, int) else found)
+
+
+def _template_source(folder: Path, config: dict[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        return path.read_text()
+    source = config.get("chat_template")
+    if isinstance(source, list):  # several, by name
+        return next((x["template"] for x in source if x["name"] == "default"), None)
+    return source
+
+
+def _environment() -> jinja2.Environment:
+    """Return the environment that transformers renders chat templates in."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    """Return JSON; the filter of jinja2 would escape characters of HTML."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
