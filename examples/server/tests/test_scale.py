@@ -11,10 +11,10 @@ import httpx
 import openai
 import psutil
 import pytest
+from servers import PROMPTS
 
 pytestmark = pytest.mark.scale
 URL = "http://127.0.0.1:8000"
-PROMPTS = [f"Prompt {index}: " + "word " * (index % 37) for index in range(200)]
 
 
 @pytest.fixture(scope="module")
