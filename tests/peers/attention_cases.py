@@ -82,11 +82,17 @@ BETA = {
 UNROTATED = {"no_rope_layers": [1, 0]}
 LLAMA4 = UNROTATED | {"floor_scale": 4, "attn_scale": 0.5, "num_local_experts": 2}
 
+GEMMA3N = {"num_kv_shared_layers": 0}
+GEMMA4 = GEMMA3N | {"global_head_dim": 2 * WIDTH}
+
 # Layers that the operators of a graph do not express.
 NUMPY_CASES = {
     "SmolLM 3, unrotated": Case("smollm3", UNROTATED, 1),
     "Cohere 2, unrotated": Case("cohere2", {"layer_types": [SLIDING, FULL], "hidden_size": 192}, 1),
     "Llama 4, unrotated": Case("llama4_text", LLAMA4, 1),
+    "Gemma 3n": Case("gemma3n_text", MIXED | GEMMA3N),
+    "Gemma 4, sliding": Case("gemma4_text", MIXED | GEMMA4),
+    "Gemma 4, full": Case("gemma4_text", MIXED | GEMMA4, 1),
     "Ministral 3": Case("ministral3", {"rope_parameters": BETA}),
 }
 ALL_CASES = CASES | NUMPY_CASES

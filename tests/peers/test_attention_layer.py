@@ -47,7 +47,7 @@ def in_steps(layer, weights, hidden):
         rows = [projected(x, weights, name) for name in "qkv"]
         q, k, v = (row.reshape(count, -1, layer.head_dim) for row in rows)
         plan = rope.plan(batch.cache_position, layout="thd")
-        norms = {"q_norm": weights.q_norm, "k_norm": weights.k_norm}
+        norms = {name: getattr(weights, name) for name in ("q_norm", "k_norm", "v_norm")}
         q_rot = plan.append(q, k, v, cache, batch, **norms)
         if layer.query_factors is not None:
             q_rot *= layer.query_factors(batch.cache_position)[:, None, None]
