@@ -155,11 +155,7 @@ def exported_layer(
 
     facts: those of the config, perhaps changed. layer, layer_type: at most one may be given.
     """
-    if facts.query_scale is not None:
-        raise ValueError(
-            f"model type {cut(str(config.model_type))} has queries scaled by their position, by "
-            f"{facts.query_scale}, which the export cannot write"
-        )
+    _check_operators(facts, config.model_type)
     found = layer_of(config, facts, layer, layer_type)
     if found.rope is None:
         raise ArgumentError("layer", layer, "select a layer that is rotated")
@@ -169,6 +165,18 @@ def exported_layer(
             "window=none --mask bool)"
         )
     return found
+
+
+def _check_operators(facts: Attention, model_type: str | None) -> None:
+    """Raise ValueError for a part that a server computes, and no operators of a graph."""
+    parts = {
+        "norms of values": facts.v_norm,
+        f"queries scaled by their position, by {facts.query_scale}": facts.query_scale,
+    }
+    part = next((part for part in parts if parts[part]), None)
+    if part is not None:
+        name = cut(str(model_type))
+        raise ValueError(f"model type {name} has {part}, which the export cannot write")
 
 
 def layer_options(layer: AttentionLayer) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class AttentionWeights:
         Projection of the result; None where it is outside of the attention module, as in RoFormer.
     q_bias, k_bias, v_bias, o_bias : array, or None
         Biases of the projections.
-    q_norm, k_norm : RMSNorm, or None
+    q_norm, k_norm, v_norm : RMSNorm, or None
         The norms for `RotaryPlan.append`; None for a model without.
     sinks : array of float, (num_heads,), or None
         The attention sinks for `attention`; None for a model without.
@@ -72,6 +72,7 @@ class AttentionWeights:
     o_bias: Array | None = None
     q_norm: RMSNorm | None = None
     k_norm: RMSNorm | None = None
+    v_norm: RMSNorm | None = None
     sinks: Array | None = None
 
 
@@ -100,8 +101,10 @@ class AttentionLayer:
     qk_norm : {"before", "after", None}
         Queries and keys are normed before or after the rotation, or not at all. Norms after it have
         no weights, and commute with it.
+    v_norm : bool
+        Values are normed, without weights.
     norm_weighted : bool
-        The norms have weights.
+        The norms of queries and keys have weights.
     norm_offset : float
         Added to these weights.
     norm_epsilon : float
@@ -134,6 +137,7 @@ class AttentionLayer:
     softcap: float | None = None
     has_sinks: bool = False
     qk_norm: str | None = None
+    v_norm: bool = False
     norm_weighted: bool = True
     norm_offset: float = 0.0
     norm_epsilon: float = 1e-6
@@ -190,6 +194,8 @@ class AttentionLayer:
         if self.qk_norm is not None:
             for name in ("q_norm", "k_norm"):
                 arrays[name] = self._norm(arrays.get(name))
+        if self.v_norm:
+            arrays["v_norm"] = RMSNorm(None, self.norm_epsilon)
         return AttentionWeights(**arrays)
 
     def _norm(self, weight: NDArray[Any] | None) -> RMSNorm:
@@ -245,6 +251,9 @@ def attention_layer(
     count = len(parsed.layers.entries)
     if number >= count:
         rule = f"be below {count or '`num_hidden_layers`'}, the number of layers"
+        raise ArgumentError("index", number, rule)
+    if number >= count - facts.shared_layers:
+        rule = f"be below {count - facts.shared_layers}: later layers reuse keys and values"
         raise ArgumentError("index", number, rule)
     return layer_of(parsed, facts, number)
 
@@ -307,7 +316,7 @@ def layer_of(
 
 def _norms(facts: Attention) -> dict[str, Any]:
     """Return the arguments of `AttentionLayer` that describe norms, {} for a model without."""
-    names = ("qk_norm", "norm_weighted", "norm_offset", "norm_epsilon")
+    names = ("qk_norm", "v_norm", "norm_weighted", "norm_offset", "norm_epsilon")
     return {} if facts.qk_norm is None else {name: getattr(facts, name) for name in names}
 
 
@@ -344,8 +353,6 @@ def _inexpressible_parts(facts: Attention) -> Iterator[str]:
         yield "norms of queries and keys after the rotation"
     if facts.qk_norm is not None and facts.norm_other is not None:
         yield f"norms of queries and keys other than of each head: {facts.norm_other}"
-    if facts.v_norm:
-        yield "norms of values"
     if facts.own_cache:
         yield f"a cache of its own: {facts.own_cache}"
     yield from facts.unusual_parts()

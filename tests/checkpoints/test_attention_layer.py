@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -139,6 +140,7 @@ NORM_WEIGHT = np.linspace(0.5, 1.5, WIDTH)
         ("qwen3", rope_cpu.RMSNorm(NORM_WEIGHT, 1e-5)),
         ("gemma3_text", rope_cpu.RMSNorm(NORM_WEIGHT, 1e-5, offset=1)),
         ("nanochat", rope_cpu.RMSNorm(None, 1e-5)),
+        ("gemma4_text", rope_cpu.RMSNorm(NORM_WEIGHT, 1e-5)),
     ],
 )
 def test_norms_are_those_of_append(tensors, model_type, expected):
@@ -149,6 +151,8 @@ def test_norms_are_those_of_append(tensors, model_type, expected):
     for norm in (weights.q_norm, weights.k_norm):
         assert (norm.eps, norm.offset) == (expected.eps, expected.offset)
         np.testing.assert_array_equal(norm.weight, expected.weight)
+    assert (weights.v_norm is not None) == (model_type == "gemma4_text")
+    assert weights.v_norm is None or (weights.v_norm.weight, weights.v_norm.eps) == (None, 1e-5)
 
 
 def test_sinks(tensors):
@@ -161,6 +165,7 @@ PALIGEMMA = {"model_type": "paligemma", "text_config": of_type("gemma")}
 REFUSED = [
     (of_type("llama"), 4, "`index` is 4; it must be below 4, the number of layers"),
     (of_type("llama"), True, "`index` is True; it must be an integer"),
+    (of_type("gemma3n_text", num_kv_shared_layers=1), 3, "below 3: later layers reuse keys"),
     (of_type("my_own", rope_theta=1e4), 0, "attention is not known .*; give `AttentionLayer`"),
     (PALIGEMMA, 0, "among tokens of image and prompt; give its `text_config`"),
     (of_type("llama4_text"), 0, "chunks of 8192 tokens"),
@@ -199,3 +204,31 @@ def test_only_files_need_safetensors(run_program, tmp_path):
     out, err = run_program(program, exits=1)
     assert out == "set()\n"
     assert err.splitlines()[-1].endswith("pip install safetensors")
+
+
+DATA = Path(__file__).parents[1] / "data"
+PUBLISHED = json.loads((DATA / "published_configs.json").read_text())
+PUBLISHED_LAYERS = json.loads((DATA / "published_layers.json").read_text())
+# The facts that published_layers.json leaves out.
+USUAL = {
+    "causal": True,
+    "window": None,
+    "softcap": None,
+    "qk_norm": None,
+    "norm_weighted": True,
+    "norm_offset": 0.0,
+    "norm_epsilon": 1e-6,
+    "has_sinks": False,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED_LAYERS)
+def test_layers_of_published_configs(name):
+    """They are those that were exported before this function was; "-": not exported."""
+    config = PUBLISHED[name]["config"]
+    expected = PUBLISHED_LAYERS[name]
+    for index, kind in enumerate(expected["layers"]):
+        if kind != "-":
+            layer = rope_cpu.attention_layer(config, index)
+            facts = USUAL | expected["facts"][int(kind)]
+            assert {fact: getattr(layer, fact) for fact in facts} == facts
