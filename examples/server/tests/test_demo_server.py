@@ -1,0 +1,81 @@
+"""The demo model: its tokens against transformers, and its perplexity with each cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from models import complete, tokens_of
+from rope_server.engine import Engine, Settings
+from rope_server.model import forward
+from rope_server.sampling import Sampling, log_softmax
+from rope_server.text import Text
+from rope_server.weights import load
+
+import rope_cpu
+
+DEMO = Path(__file__).parents[1] / "demo"
+# The beginning of Genesis 1, in the King James Version.
+TEXT = """In the beginning God created the heaven and the earth.
+And the earth was without form, and void; and darkness was upon the face of the deep. And the \
+Spirit of God moved upon the face of the waters.
+And God said, Let there be light: and there was light.
+And God saw the light, that it was good: and God divided the light from the darkness."""
+
+
+@pytest.fixture(scope="module")
+def peer():
+    found = transformers.AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+    return found.eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return Text(DEMO).encode(TEXT)
+
+
+def logits_of(peer, tokens):
+    return peer(torch.tensor([tokens])).logits[0].numpy()
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 16, 17, 40, 64])
+def test_64_tokens(peer, tokens, length):
+    engine = Engine(load(DEMO), Settings(pages=16, chunk=24))
+    sampling = Sampling(temperature=0, top_logprobs=0)
+    request = {"prompt": tokens[:length], "max_tokens": 64, "sampling": sampling}
+    (events,) = complete(engine, [request])
+    found = tokens_of(events)
+    logits = logits_of(peer, tokens[:length] + found)[length - 1 : -1]
+    logprobs = [log_softmax(row)[token] for row, token in zip(logits, found, strict=True)]
+    best = [log_softmax(row).max() for row in logits]
+    # Each of two logits is right to 1e-4.
+    assert (np.array(logprobs) >= np.array(best) - 2e-4).all()
+    reported = [event.drawn.logprob for event in events]
+    np.testing.assert_allclose(reported, logprobs, rtol=0, atol=2e-4)
+
+
+def perplexity(logits, tokens):
+    chosen = [log_softmax(row)[token] for row, token in zip(logits, tokens[1:], strict=False)]
+    return np.exp(-np.mean(chosen))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "share"), [("float32", 1e-4), ("bfloat16", 0.01), ("int8", 0.03)]
+)
+def test_perplexity(peer, tokens, dtype, share):
+    """The rounding of keys and values costs less than a small share of the perplexity."""
+    weights = load(DEMO)
+    facts = weights.layers[0].facts
+    caches = rope_cpu.KVCache.zeros(
+        1, 512, facts.num_kv_heads, facts.head_dim, dtype=dtype, layers=len(weights.layers)
+    )
+    count = len(tokens)
+    batch = rope_cpu.Batch(seq_lens=[count], query_lens=[count], page_table=[[0]], page_size=512)
+    logits = forward(weights, caches, tokens, batch, [count], range(count))
+    found = perplexity(logits, tokens)
+    expected = perplexity(logits_of(peer, tokens), tokens)
+    print(f"{dtype}: {found:.4f}, transformers {expected:.4f}")
+    assert found == pytest.approx(expected, rel=share)
