@@ -25,7 +25,11 @@ class Running:
         self.process = subprocess.Popen([*command, *options])
         self.url = f"http://127.0.0.1:{self.port}"
         self.model = folder.name
-        self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+        # Without a pool, whose idle connections would count among the server's files.
+        no_pool = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0), timeout=300)
+        self.openai = openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key="none", max_retries=0, http_client=no_pool
+        )
         self._wait_for(self._answers, 300)
 
     def _answers(self):
