@@ -132,8 +132,10 @@ class ForeignGraph:
     def _continues(self, path: NodePath, node: NodeProto, name: str) -> bool:
         """Return True if a node that reads a value is the next between frequencies and sines."""
         stage = min(sum(node.op_type in (*PRODUCTS, *SINES) for node in path), 2)
+        if stage == 2 and node.op_type in MOVING:
+            return True
         if node.op_type == "Concat":
-            return stage == 2 or set(node.input) <= {name, *self.tensors}
+            return set(node.input) <= {name, *self.tensors}
         if node.op_type in KEEPING:
             return bool(node.input[0] == name)
         return node.op_type in CHANGING[stage] and bool(stage < 2 or self._factor(node) > 0)

@@ -40,7 +40,7 @@ GEMMA3 = {
 POSITIONS = np.array([[0, 4000, 131000, 1000000]])
 
 # Bodies of graphs from the position ids p (1, seq) and x (1, 1, seq, 16): torch.onnx writes the
-# first three, of opset 18 and 23, with and without dynamo; the others are of older models.
+# first four, of opset 18 and 23, with and without dynamo; the others are of older models.
 ANGLES = """
   column = Unsqueeze(p, last)
   position = Cast<to=1>(column)
@@ -79,6 +79,27 @@ STRIDED = """
   columns = Concat<axis=-1>(column_a, column_b)
   y = Reshape(columns, joined)
 """
+# As GLM-4 repeats each cos of the first half.
+REPEATED = """
+  cos_first = Slice(cos, zero, pairs, last)
+  sin_first = Slice(sin, zero, pairs, last)
+  cos_column = Unsqueeze(cos_first, last)
+  sin_column = Unsqueeze(sin_first, last)
+  cos_twice = Concat<axis=-1>(cos_column, cos_column)
+  sin_twice = Concat<axis=-1>(sin_column, sin_column)
+  cos_each = Reshape(cos_twice, one_row)
+  sin_each = Reshape(sin_twice, one_row)
+  a = Slice(x, zero, end, last, two)
+  b = Slice(x, one, end, last, two)
+  minus_b = Neg(b)
+  column_b = Unsqueeze(minus_b, last)
+  column_a = Unsqueeze(a, last)
+  columns = Concat<axis=-1>(column_b, column_a)
+  turned = Reshape(columns, joined)
+  x_cos = Mul(x, cos_each)
+  turned_sin = Mul(turned, sin_each)
+  y = Add(x_cos, turned_sin)
+"""
 FORMS = {
     "dynamo, opset 18": (18, ANGLES + TWICE + ROTATE_HALF, False),
     "dynamo, opset 23": (
@@ -113,6 +134,7 @@ FORMS = {
         + ROTATE_HALF,
         False,
     ),
+    "repeated": (18, ANGLES + TWICE + REPEATED, True),
     "strided": (18, ANGLES + "cos = Cos(angle)\n sin = Sin(angle)\n" + STRIDED, True),
 }
 CONSTANTS = {
@@ -124,6 +146,8 @@ CONSTANTS = {
     "halves": [PAIRS, PAIRS],
     "column_sizes": [PAIRS, 1],
     "joined": [0, 0, 0, 2 * PAIRS],
+    "pairs": [PAIRS],
+    "one_row": [1, -1, 2 * PAIRS],
     "no_axes": np.empty(0, np.int64),
 }
 
