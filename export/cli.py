@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.arguments.scalars import whole_number
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import DTYPES
+from rope_cpu.checkpoints.attention_layer import AttentionLayer, check_known, layer_type_at
 from rope_cpu.command_line import (
     UsageError,
     add_config_arguments,
@@ -34,7 +35,7 @@ from rope_cpu.configs.attention_facts import Attention
 from rope_cpu.configs.model_config import ModelConfig
 
 from . import files
-from .checkpoint import check_known, layer_options, layer_type_at, layer_weights
+from .checkpoint import check_mask, exported_layer, layer_options, layer_weights
 from .checks import ATTENTION_POSITIONS, CACHES, MASKS, POSITIONS
 from .graph import LAYOUTS
 from .options import NAMES
@@ -235,10 +236,11 @@ def export_model_attention(
     has_mask = args.mask in ("bool", "float")
     if facts.bidirectional_tokens is not None and not facts.causal and not has_mask:
         raise UsageError("--set causal=false needs a mask of these tokens; give --mask bool")
-    options = layer_options(config, facts, args.layer, args.layer_type)
+    check_mask(facts, config.model_type)
+    layer = exported_layer(config, facts, args.layer, args.layer_type)
     rope = rotation(args, config)
-    weights = _weights(args, config, options, departures)
-    options |= weights | _graph_options(args, config)
+    options = layer_options(layer) | _weights(args, layer, departures)
+    options |= _graph_options(args, config)
     if args.names == "optimum":
         options["layer"] = args.layer
     metadata = model_metadata(args, config, departures)
@@ -298,18 +300,13 @@ def _graph_options(args: argparse.Namespace, config: ModelConfig) -> dict[str, A
 
 
 def _weights(
-    args: argparse.Namespace,
-    config: ModelConfig,
-    options: Mapping[str, Any],
-    departures: Mapping[str, Any],
+    args: argparse.Namespace, layer: AttentionLayer, departures: Collection[str]
 ) -> dict[str, Any]:
     """Return the weights in the file of --weights, as arguments of the export; {} without it."""
     if args.weights is None:
         return {}
     try:
-        return layer_weights(
-            args.weights, options, config.model_type, args.layer, tuple(departures)
-        )
+        return layer_weights(layer, args.weights, departures)
     except ValueError as error:
         if isinstance(error, ArgumentError) and error.argument == "tensors":
             raise UsageError(error.text("--weights")) from error

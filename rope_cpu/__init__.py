@@ -6,6 +6,7 @@ from rope_cpu import positions
 from rope_cpu.caches.batch import Batch
 from rope_cpu.caches.kv_cache import KVCache
 from rope_cpu.caches.rms_norm import RMSNorm
+from rope_cpu.checkpoints.attention_layer import AttentionLayer, AttentionWeights, attention_layer
 from rope_cpu.functional import convert_weight, sinusoidal
 from rope_cpu.kernels.threads import get_num_threads, set_num_threads
 from rope_cpu.launch.attention import attention
@@ -17,6 +18,8 @@ from rope_cpu.warmup import warmup
 __version__ = "0.1.0"
 
 __all__ = [
+    "AttentionLayer",
+    "AttentionWeights",
     "Batch",
     "KVCache",
     "RMSNorm",
@@ -24,6 +27,7 @@ __all__ = [
     "RotaryPlan",
     "apply_rotary",
     "attention",
+    "attention_layer",
     "convert_weight",
     "get_num_threads",
     "positions",

@@ -217,6 +217,8 @@ def _calls(attention: Attention, kinds: list[str]) -> Iterator[Fact]:
 def _parts_without_argument(attention: Attention) -> Iterator[str]:
     """Yield the parts of a model's attention that no argument of `attention` expresses."""
     yield from attention.unusual_parts()
+    if attention.query_scale is not None:
+        yield f"queries scaled by their position, by {attention.query_scale}"
     if not attention.causal:
         yield "attention in both directions"
     if attention.bidirectional_tokens is not None:

@@ -138,13 +138,11 @@ class Attention:
         )
 
     def unusual_parts(self) -> Iterator[str]:
-        """Yield the parts that no argument of `attention` or of the export expresses."""
+        """Yield the parts that neither a server's calls nor an export express."""
         if self.other:
             yield f"an attention of its own: {self.other}"
         if self.chunk:
             yield f"chunks of {self.chunk} tokens (attention_chunk_size)"
-        if self.query_scale:
-            yield f"queries scaled by their position, by {self.query_scale}"
 
     def window_of(self, layer_type: str | None) -> int | None:
         """Return the number of keys that a query attends to in layers of a type, None for all keys.

@@ -9,7 +9,7 @@ from control_characters import MARK, WRITTEN
 from safetensors_files import write_safetensors
 
 from rope_cpu import RotaryEmbedding, export
-from rope_cpu.export.checkpoint import attention_prefix
+from rope_cpu.checkpoints.attention_tensors import attention_prefix
 
 HEADS, KV_HEADS, WIDTH, HIDDEN = 4, 2, 16, 48
 ROWS = {"q": HEADS * WIDTH, "k": KV_HEADS * WIDTH, "v": KV_HEADS * WIDTH}
@@ -277,7 +277,7 @@ NO_OPTIONS = [
     (of_type("cohere2"), {"layer_type": "full_attention"}, "layer that is rotated"),
     (BAILING, {}, "lacks the epsilon of the norms; add rms_norm_eps"),
     (CHUNKED, {"layer_type": "full_attention"}, "norms of values"),
-    (of_type("my_own", rope_theta=1e4), {}, "give `export_attention` these arguments yourself"),
+    (of_type("my_own", rope_theta=1e4), {}, "`export_attention` these arguments yourself"),
     (of_type(None, rope_theta=1e4), {"layer": 0}, "`model_type` is None, whose attention is not"),
     (
         of_type("xyz", use_qk_norm=True, rope_theta=1e4),

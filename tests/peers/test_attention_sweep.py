@@ -10,6 +10,7 @@ and REFUSED.
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +21,13 @@ pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from attention_modules import Module, attention_module  # noqa: E402
+from peers import numpy_layers  # noqa: E402
 from small_models import TOKENS, SmallModel, small_model  # noqa: E402
 
+import rope_cpu  # noqa: E402
 from rope_cpu import RotaryEmbedding, export  # noqa: E402
+from rope_cpu.checkpoints.tensor_files import open_tensors  # noqa: E402
 from rope_cpu.configs.model_types import model_facts  # noqa: E402
-from rope_cpu.export.checkpoint import open_tensors  # noqa: E402
 from rope_cpu.export.targets import TARGETS  # noqa: E402
 from rope_cpu.export.validation.session import open_session  # noqa: E402
 
@@ -124,6 +127,8 @@ REFUSED = {
     "it rotates the hidden states": ("wav2vec2-bert", "wav2vec2-conformer"),
     "its scores are scaled by (head_dim / 2)^-½": ("zamba2",),
 }
+# Of these, the model types of which a NumPy server computes layers.
+SERVED = ("gemma3n_text", "gemma4_text", "gemma4_unified_text", "llama4_text", "ministral3")
 REASONS = {name: words for words, names in REFUSED.items() for name in names}
 
 # The reason to refuse a layer of the model types in RIGHT, where it is not the first one.
@@ -266,6 +271,32 @@ def test_targets_and_caches(model_type: str) -> None:
             f"{model_type:<40} {target:<10} {cache:<8} {positions:<13} {len(errors)} layers right, "
             f"{len(written) - len(errors)} refused, {max(errors, default=0.0):.1e}"
         )
+
+
+@pytest.mark.parametrize("model_type", [*RIGHT, *SERVED])
+def test_layers_of_a_server(model_type: str) -> None:
+    """All causal layers that `attention_layer` reads, those without rotation too, in steps."""
+    small = small_model(model_type)
+    config = small.config(model_type)
+    state = small.state(model_type)
+    calls: dict[str, Any] = {}
+    for index in range(small.model.config.num_hidden_layers):
+        try:
+            layer = rope_cpu.attention_layer(config, index)
+            weights = layer.weights(state)
+        except ValueError:
+            continue
+        if not layer.causal or weights.o is None:
+            continue
+        calls = calls or small.calls()
+        module = attention_module(small.model, calls, model_type, index, state)
+        if layer.rope is not None:
+            rope = RotaryEmbedding.from_config(config, layer=index, angle_dtype="float32")
+            layer = replace(layer, rope=rope.at_length(TOKENS))
+        steps = (module.hidden.shape[1] - STEPS, *[1] * STEPS)
+        result = numpy_layers.in_steps(layer, weights, module.hidden, steps)
+        assert np.abs(result - module.result[0]).max() <= 4 * module.own_error, index
+    assert calls or not layer.causal
 
 
 def test_rows_of_a_published_file(tmp_path: Path) -> None:

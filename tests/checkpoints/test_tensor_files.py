@@ -9,7 +9,7 @@ import pytest
 from control_characters import MARK, WRITTEN
 from safetensors_files import write_safetensors
 
-from rope_cpu.export.checkpoint import open_tensors
+from rope_cpu.checkpoints.tensor_files import open_tensors
 
 
 @pytest.fixture
