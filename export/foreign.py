@@ -2,310 +2,236 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import permutations
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import onnx
-from numpy.typing import NDArray
-from onnx import helper, numpy_helper
+from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.array_types import Float64, Int64
+from rope_cpu.array_types import Array, Float64
 
 from .graph import FLOAT32, FLOAT64, ORT_DOMAIN, Graph, onnx_type
 from .nodes import cosine
 
-# Operators that rotate: the indices of their cos and sin, and the attribute of the pairing.
+# Operators that rotate: the index of their cos, which that of sin follows.
 OPERATORS = {
-    ("", "RotaryEmbedding"): (1, 2, "interleaved"),
-    (ORT_DOMAIN, "RotaryEmbedding"): (2, 3, "interleaved"),
-    (ORT_DOMAIN, "MRotaryEmbedding"): (2, 3, "interleaved"),
-    (ORT_DOMAIN, "GroupQueryAttention"): (7, 8, "rotary_interleaved"),
+    ("", "RotaryEmbedding"): 1,
+    (ORT_DOMAIN, "RotaryEmbedding"): 2,
+    (ORT_DOMAIN, "MRotaryEmbedding"): 2,
+    (ORT_DOMAIN, "GroupQueryAttention"): 7,
 }
 
-# Operators that keep or repeat the elements of their first input; products of positions and
-# frequencies; operators between the rotated elements and the input of the rotation.
+# Operators that keep or repeat elements, and those that change them from frequencies to cos and
+# sin, in this order: products with positions, functions of angles, and factors of the results.
 KEEPING = ("Cast", "Expand", "Identity", "Reshape", "Squeeze", "Tile", "Transpose", "Unsqueeze")
 PRODUCTS = ("Einsum", "MatMul", "Mul")
-MOVING = (*KEEPING, "Concat", "Gather", "Neg", "Slice", "Split")
+SINES = ("Cos", "Sin")
+CHANGING = (PRODUCTS, SINES, ("Mul",))
 
-# The input that is, or ends with, 2 where every second element is taken: a step, or a shape.
+# Operators between the rotated elements and the input of the rotation, and the input that is, or
+# ends with, 2 where every second element is taken: a step, or a shape.
+MOVING = (*KEEPING, "Concat", "Gather", "Neg", "Slice", "Split")
 STRIDES = {"Slice": 4, "Reshape": 1}
 
-NO_NODE = onnx.NodeProto()
+# The nodes from frequencies to a value that has their elements.
+NodePath = tuple[NodeProto, ...]
 
 
-class Turn(NamedTuple):
-    """A node that computes cos or sin of the product of position and tensor, the frequencies.
+class Rotation(NamedTuple):
+    """A rotation of a graph.
 
-    before, between: the nodes from tensor to product and from product to node.
-    after: the values with the elements of the result, each with the nodes to it.
+    names: of its tables, or of its frequencies. source: the operators.
+    rows: of the tables, 0 for computed angles.
+    values: cos and sin (2, positions, pairs) of positions, in the dtypes of the graph.
+    replace: makes cos and sin those of another rotation, exactly.
     """
 
-    node: onnx.NodeProto
-    product: onnx.NodeProto
-    position: str
-    tensor: str
-    before: Sequence[onnx.NodeProto]
-    between: Sequence[onnx.NodeProto]
-    after: dict[str, list[onnx.NodeProto]]
+    names: tuple[str, ...]
+    source: str
+    interleaved: bool
+    inv_freq: Array
+    rows: int
+    values: Callable[[Array], Array]
+    replace: Callable[[RotaryEmbedding], None]
 
 
 class ForeignGraph:
-    """The nodes and tensors of a model and its subgraphs; folder: of its external data."""
+    """The graph of a model; folder: of its external data."""
 
-    def __init__(self, model: onnx.ModelProto, folder: str) -> None:
-        self.model = model
+    def __init__(self, model: ModelProto, folder: str) -> None:
+        self.graph = model.graph
         self.folder = folder
-        inner = [a.g for node in model.graph.node for a in node.attribute if a.HasField("g")]
-        self.graphs = [model.graph, *inner]
-        self.nodes = [node for graph in self.graphs for node in graph.node]
-        self.producers = {name: node for node in self.nodes for name in node.output}
-        self.tensors = {x.name: x for graph in self.graphs for x in graph.initializer}
-        for node in self.nodes:
+        self.tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+        self.readers: dict[str, list[NodeProto]] = {}
+        for node in model.graph.node:
             if node.op_type == "Constant" and node.attribute[0].HasField("t"):
                 self.tensors[node.output[0]] = node.attribute[0].t
+            for name in set(node.input):
+                self.readers.setdefault(name, []).append(node)
 
     def rotations(self) -> list[Rotation]:
-        """Return the rotations: each pair of tables, and each tensor of frequencies, is one.
+        """Return the rotations: each tensor of frequencies, and each pair of tables, is one.
 
         Raises ValueError if there are none, or if an operator has none of these.
         """
-        by_tensor: dict[str, list[Turn]] = {}
-        for turn in self._turns():
-            by_tensor.setdefault(turn.tensor, []).append(turn)
-        computed = {name for turns in by_tensor.values() for turn in turns for name in turn.after}
-        found: dict[Any, Rotation] = {
-            tensor: AngleRotation(self, turns) for tensor, turns in by_tensor.items()
-        }
-        for node in self.nodes:
-            cos, sin, pairing = OPERATORS.get((node.domain, node.op_type), (0, 0, ""))
-            rotates = node.op_type != "GroupQueryAttention" or _flag(node, "do_rotary")
-            if pairing and rotates and computed.isdisjoint(node.input):
-                tables = [self._tables(name) for name in node.input[cos : sin + 1]]
-                pairs = list(zip(*tables, strict=False))
-                for pair in pairs:
-                    found[pair] = TableRotation(self, pair, node.op_type, _flag(node, pairing))
-                if not pairs:
-                    raise ValueError(f"no rotation is found in the operator of {node.output[0]}")
+        found: dict[tuple[str, ...], Rotation] = {}
+        computed: set[str] = set()
+        for name, tensor in self.tensors.items():
+            if max(tensor.dims, default=1) == np.prod(tensor.dims) > 1:
+                flow = dict(self._flow(name))
+                sines = [path for path in flow.values() if path and path[-1].op_type in SINES]
+                if sines:
+                    found[(name,)] = self._computed(name, flow, sines)
+                    computed.update(flow)
+        for node in self.graph.node:
+            index = OPERATORS.get((node.domain, node.op_type), 0)
+            names = tuple(node.input[index : index + 2])
+            rotates = index and (node.op_type != "GroupQueryAttention" or _flag(node, "do_rotary"))
+            if rotates and names not in found and computed.isdisjoint(names):
+                found[names] = self._tabulated(names, node)
         if not found:
-            raise ValueError(
-                "no rotation is found: no operator has tables of cos and sin, and no "
-                "Cos and Sin are of positions times constant frequencies"
-            )
+            raise ValueError("no rotation is found, by tables or by Cos and Sin")
         return list(found.values())
 
-    def array(self, name: str) -> NDArray[Any]:
+    def _array(self, name: str) -> Array:
         """Return the values of a tensor."""
         return numpy_helper.to_array(self.tensors[name], self.folder)
 
-    def _tables(self, name: str) -> list[str]:
-        """Return the names of the tensors that a value is, one for each branch of an If."""
-        name, _ = self._source(name)
-        node = self.producers.get(name, NO_NODE)
-        if node.op_type == "If":
-            index = list(node.output).index(name)
-            branches = [attribute.g.output[index].name for attribute in node.attribute]
-            return [table for branch in branches for table in self._tables(branch)]
-        return [name] if name in self.tensors else []
+    def _tabulated(self, names: tuple[str, ...], node: NodeProto) -> Rotation:
+        """Return the rotation of an operator by tables of cos and sin, each (rows, pairs).
 
-    def _source(self, name: str) -> tuple[str, list[onnx.NodeProto]]:
-        """Return the value whose elements a value has, and the nodes between."""
-        path: list[onnx.NodeProto] = []
-        while self._keeps(node := self.producers.get(name, NO_NODE)):
-            path.insert(0, node)
-            name = node.input[0]
-        return name, path
+        Raises ValueError if they are no tensors, not finite, or have no row of position 1.
+        """
+        if not self.tensors.keys() >= set(names):
+            raise ValueError(f"no rotation is found in the operator of {node.output[0]}")
+        arrays = [self._array(name) for name in names]
+        tables = np.stack([array.reshape(-1, array.shape[-1]) for array in arrays])
+        rows = tables.shape[1]
+        if rows < 2 or not np.isfinite(tables).all():
+            raise ValueError(f"{', '.join(names)} must be finite, at two positions or more")
 
-    def _keeps(self, node: onnx.NodeProto) -> bool:
-        """Return True if a node keeps the elements of its first input, perhaps among constants."""
+        def replace(rope: RotaryEmbedding) -> None:
+            for name, exact in zip(names, rope.cos_sin(np.arange(rows), FLOAT64), strict=True):
+                tensor = self.tensors[name]
+                exact = exact.astype(tables.dtype).reshape(tensor.dims)
+                tensor.CopyFrom(numpy_helper.from_array(exact, tensor.name))
+
+        interleaved = _flag(node, "interleaved")
+        values = partial(tables.take, axis=1)
+        return Rotation(names, node.op_type, interleaved, fitted(tables), rows, values, replace)
+
+    def _flow(self, name: str, path: NodePath = ()) -> Iterator[tuple[str, NodePath]]:
+        """Yield the values that have the elements of a tensor, each with the nodes to it."""
+        yield name, path
+        for node in self.readers.get(name, []):
+            if self._continues(path, node, name):
+                yield from self._flow(node.output[0], (*path, node))
+
+    def _continues(self, path: NodePath, node: NodeProto, name: str) -> bool:
+        """Return True if a node that reads a value is the next between frequencies and sines."""
+        stage = min(sum(node.op_type in (*PRODUCTS, *SINES) for node in path), 2)
+        if stage == 2 and node.op_type in MOVING:
+            return True
         if node.op_type == "Concat":
-            return len({self._source(x)[0] for x in node.input} - self.tensors.keys()) == 1
-        return node.op_type in KEEPING
+            return set(node.input) <= {name, *self.tensors}
+        if node.op_type in KEEPING:
+            return bool(node.input[0] == name)
+        return node.op_type in CHANGING[stage] and bool(stage < 2 or self._factor(node) > 0)
 
-    def factor(self, node: onnx.NodeProto) -> Any:
-        """Return the positive number by which a node multiplies elements, 0 for other nodes."""
-        if node.op_type != "Mul":
-            return int(self._keeps(node))
-        names = [self._source(name)[0] for name in node.input]
-        arrays = [self.array(name) for name in names if name in self.tensors]
-        return next((x.ravel() for x in arrays if x.size == 1 and x > 0), 0)
+    def _factor(self, node: NodeProto) -> Any:
+        """Return the number by which a node multiplies all elements, 0 if there is none."""
+        arrays = [self._array(name) for name in node.input if name in self.tensors]
+        return next((array.ravel() for array in arrays if array.size == 1), 0)
 
-    def _turns(self) -> Iterator[Turn]:
-        """Yield the nodes that compute cos and sin of positions times constant frequencies."""
-        for node in self.nodes:
-            angle, between = self._source(node.input[0] if node.op_type in ("Cos", "Sin") else "")
-            product = self.producers.get(angle, NO_NODE)
-            names = product.input if product.op_type in PRODUCTS else ()
-            for position, name in permutations(names, 2):
-                tensor, before = self._source(name)
-                dims = self.tensors[tensor].dims if tensor in self.tensors else [1]
-                if max(dims, default=1) == np.prod(dims) > 1:
-                    after = self._after(node)
-                    yield Turn(node, product, position, tensor, before, between, after)
+    def _computed(self, name: str, flow: dict[str, NodePath], sines: list[NodePath]) -> Rotation:
+        """Return the rotation by angles that the graph computes from a product with frequencies.
 
-    def _after(self, node: onnx.NodeProto) -> dict[str, list[onnx.NodeProto]]:
-        """Return the values that have the elements of a result, with the nodes to each."""
-        after: dict[str, list[onnx.NodeProto]] = {node.output[0]: []}
-        for reader in self.nodes:
-            read = [name for name in reader.input if name in after]
-            if read and self.factor(reader):
-                after[reader.output[0]] = [*after[read[0]], reader]
-        return after
+        Its cos and sin are those of NumPy, as the rounding of the product outweighs all else.
+        """
+        inv_freq = self._values(name, sines[0][:-1], np.ones(1))[0]
+        strided = self._strided()
+        readers = [node for value in flow for node in self.readers.get(value, [])]
+        interleaved = any(_flag(node, "interleaved") or strided & {*node.input} for node in readers)
+        values = partial(self._values, name, max(flow.values(), key=len))
+        replace = partial(self._widen, name, sines)
+        return Rotation((name,), "Cos and Sin", interleaved, inv_freq, 0, values, replace)
 
-    def computed(self, nodes: Sequence[onnx.NodeProto], values: NDArray[Any]) -> NDArray[Any]:
-        """Return elements after nodes that keep or multiply them, in the dtypes of the graph."""
-        for node in nodes:
-            values = values * self.factor(node)
+    def _values(self, name: str, path: NodePath, ids: Array) -> Array:
+        """Return the elements after nodes: angles of positions, and then both cos and sin."""
+        values = self._array(name).ravel()
+        for node in path:
             if node.op_type == "Cast":
                 values = values.astype(helper.tensor_dtype_to_np_dtype(node.attribute[0].i))
+            elif node.op_type in SINES:
+                values = np.stack([np.cos(values), np.sin(values)])
+            elif node.op_type in PRODUCTS:
+                values = values * (self._factor(node) or ids.astype(values.dtype)[:, None])
         return values
 
-    def is_interleaved(self, node: onnx.NodeProto) -> bool:
-        """Return True if an operator pairs so, or a product is with every second element."""
-        *_, pairing = OPERATORS.get((node.domain, node.op_type), ("",))
-        strided = node.op_type == "Mul" and any(map(self._is_strided, node.input))
-        return strided or _flag(node, pairing)
+    def _strided(self) -> set[str]:
+        """Return the values that are every second element of an array, or were made (…, 2)."""
+        found: set[str] = set()
+        for node in self.graph.node:
+            index = STRIDES.get(node.op_type, len(node.input))
+            names = [name for name in node.input[index : index + 1] if name in self.tensors]
+            ends = [self._array(name).ravel()[-1:] for name in names]
+            is_moved = node.op_type in MOVING and node.input[0] in found
+            if is_moved or any(2 in end for end in ends):
+                found.update(node.output)
+        return found
 
-    def _is_strided(self, name: str) -> bool:
-        """Return True if elements are every second one of an array, or were reshaped to (…, 2)."""
-        node = self.producers.get(name, NO_NODE)
-        if node.op_type not in MOVING:
-            return False
-        start = STRIDES.get(node.op_type, len(node.input))
-        strides = [self.array(x) for x in node.input[start : start + 1] if x in self.tensors]
-        return any(x.ravel()[-1] == 2 for x in strides) or self._is_strided(node.input[0])
+    def _widen(self, name: str, sines: list[NodePath], rope: RotaryEmbedding) -> None:
+        """Compute angles, cos and sin in float64, and cast these to the dtype of the graph."""
+        dtype = self._values(name, sines[0][:-1], np.ones(1)).dtype
+        inv_freq = rope.inv_freq.reshape(self.tensors[name].dims)
+        nodes = {node.output[0]: node for path in sines for node in path}
+        for info in [info for info in self.graph.value_info if info.name in nodes]:
+            self.graph.value_info.remove(info)
+        for output, node in nodes.items():
+            new = Graph()
+            exact = new.initializer(f"{name}/exact", inv_freq)
+            node.input[:] = [exact if x == name else x for x in node.input]
+            with new.scope(f"{output}/exact"):
+                _widen_node(node, new, dtype)
+            self._insert(node, new)
 
-    def insert(self, node: onnx.NodeProto, new: Graph) -> onnx.GraphProto:
-        """Insert the nodes and initializers of a builder before a node; return the graph of it."""
-        owner: onnx.GraphProto = next(graph for graph in self.graphs if node in graph.node)
-        for index, inserted in enumerate(new.nodes, list(owner.node).index(node)):
-            owner.node.insert(index, inserted)
+    def _insert(self, node: NodeProto, new: Graph) -> None:
+        """Insert the nodes and initializers of a builder before a node."""
+        for index, inserted in enumerate(new.nodes, list(self.graph.node).index(node)):
+            self.graph.node.insert(index, inserted)
         for name in new.initializers.keys() - self.tensors.keys():
             self.tensors[name] = numpy_helper.from_array(new.initializers[name], name)
-            self.model.graph.initializer.append(self.tensors[name])
-        return owner
-
-    def widen(self, node: onnx.NodeProto, names: dict[str, str]) -> None:
-        """Let a node read other values, of float64, and compute in it."""
-        node.input[:] = [names.get(name, name) for name in node.input]
-        for attribute in node.attribute if node.op_type == "Cast" else ():
-            attribute.i = onnx_type(FLOAT64)
-        for infos in (graph.value_info for graph in self.graphs):
-            for info in [info for info in infos if info.name in node.output]:
-                infos.remove(info)
+            self.graph.initializer.append(self.tensors[name])
 
 
-def _flag(node: onnx.NodeProto, name: str) -> bool:
-    """Return an attribute that is 0 or 1, by default 0."""
-    return any(attribute.name == name and attribute.i == 1 for attribute in node.attribute)
+def _widen_node(node: NodeProto, new: Graph, dtype: np.dtype[Any]) -> None:
+    """Let a node compute in float64 what new nodes before it do not; cos and sin get a dtype."""
+    if node.op_type == "Cast":
+        node.attribute[0].i = onnx_type(FLOAT64)
+    elif node.op_type in PRODUCTS:
+        node.input[:] = [new.cast(name, FLOAT64, name) for name in node.input]
+    elif node.op_type in SINES:
+        (angle,) = node.input
+        is_cos = node.op_type == "Cos"
+        value = cosine(new, angle, FLOAT32) if is_cos else new.node("Sin", [angle], "sin")
+        node.CopyFrom(helper.make_node("Cast", [value], node.output, to=onnx_type(dtype)))
 
 
-class TableRotation:
-    """A rotation by tables of cos and sin, each (rows, pairs); source: the operator with them."""
-
-    def __init__(
-        self, graph: ForeignGraph, names: tuple[str, str], source: str, interleaved: bool
-    ) -> None:
-        self.graph = graph
-        self.names = names
-        self.source = source
-        self.interleaved = interleaved
-        tables = [graph.array(name) for name in names]
-        self.tables = np.stack([table.reshape(-1, table.shape[-1]) for table in tables])
-        self.rows = self.tables.shape[1]
-        if self.rows < 2 or not np.isfinite(self.tables).all():
-            raise ValueError(f"{', '.join(names)} must be finite, at two positions or more")
-        self.inv_freq = fitted(self.tables)
-
-    def values(self, ids: Int64) -> NDArray[Any]:
-        """Return cos and sin (2, positions, pairs)."""
-        return self.tables[:, ids]
-
-    def replace(self, rope: RotaryEmbedding) -> None:
-        """Write the exact cos and sin of a rotation, at the same dtype."""
-        exact = rope.cos_sin(np.arange(self.rows), np.float64)
-        for name, table in zip(self.names, exact, strict=True):
-            tensor = self.graph.tensors[name]
-            new = table.astype(self.tables.dtype).reshape(tensor.dims)
-            tensor.CopyFrom(numpy_helper.from_array(new, tensor.name))
+def _flag(node: NodeProto, end: str) -> bool:
+    """Return an attribute that is 0 or 1, by default 0; end: of its name."""
+    return any(attribute.name.endswith(end) and attribute.i == 1 for attribute in node.attribute)
 
 
-def fitted(tables: NDArray[Any]) -> Float64:
+def fitted(tables: Array) -> Float64:
     """Return the frequencies of tables, from the angles of rows 1, 2, 4, …, unwrapped one by one.
 
     Products of these rows and frequencies have no rounding, in whatever dtype they were computed.
     """
     inv_freq = np.zeros(tables.shape[2])
-    for power in range((tables.shape[1] - 1).bit_length()):
-        row = 2**power
+    for row in 2 ** np.arange((tables.shape[1] - 1).bit_length()):
         cos, sin = tables[:, row].astype(np.float64)
         rest = np.arctan2(sin, cos) - row * inv_freq
         inv_freq += (np.remainder(rest + np.pi, 2 * np.pi) - np.pi) / row
     return inv_freq
-
-
-class AngleRotation:
-    """A rotation by angles that the graph computes from a product with frequencies.
-
-    Its cos and sin are those of NumPy in the dtypes of the graph, as the rounding of the product
-    outweighs all else. They go through the nodes around the sine.
-    """
-
-    source = "Cos and Sin"
-    rows = None
-
-    def __init__(self, graph: ForeignGraph, turns: Sequence[Turn]) -> None:
-        self.graph = graph
-        self.turns = turns
-        self.names = (turns[0].tensor,)
-        self.inv_freq = graph.computed(turns[0].before, graph.array(turns[0].tensor).ravel())
-        self.angle_dtype = graph.computed(turns[0].between, self.inv_freq).dtype
-        results = {name for turn in turns for name in turn.after}
-        readers = [node for node in graph.nodes if not results.isdisjoint(node.input)]
-        self.interleaved = any(map(graph.is_interleaved, readers))
-
-    def values(self, ids: Int64) -> NDArray[Any]:
-        """Return cos and sin (2, positions, pairs)."""
-        angle = np.multiply.outer(ids.astype(self.inv_freq.dtype), self.inv_freq)
-        angle = self.graph.computed(self.turns[0].between, angle)
-        *_, after = self.turns[0].after.values()
-        return np.stack([self.graph.computed(after, x) for x in (np.cos(angle), np.sin(angle))])
-
-    def replace(self, rope: RotaryEmbedding) -> None:
-        """Compute the product and cos and sin of a rotation in float64, with a cast of these."""
-        for turn in self.turns:
-            new = Graph()
-            shape = self.graph.tensors[turn.tensor].dims
-            exact = new.initializer(f"{turn.tensor}/exact", rope.inv_freq.reshape(shape))
-            position = f"{turn.product.output[0]}/exact/position"
-            if turn.position in turn.product.input:  # not yet replaced with another turn
-                new.cast(turn.position, FLOAT64, position)
-            self.graph.insert(turn.product, new)
-            names = {turn.tensor: exact, turn.position: position}
-            for node in (*turn.before, turn.product, *turn.between):
-                self.graph.widen(node, names)
-            if "Cos" in {turn.node.op_type for turn in self.turns}:
-                self._compute(turn, rope.attention_factor)
-
-    def _compute(self, turn: Turn, factor: float) -> None:
-        """Compute cos or sin in float64, times the attention factor, and cast it."""
-        (angle,) = turn.node.input
-        (name,) = turn.node.output
-        new = Graph()
-        with new.scope(f"{name}/exact"):
-            is_cos = turn.node.op_type == "Cos"
-            value = cosine(new, angle, FLOAT32) if is_cos else new.node("Sin", [angle], "sin")
-            value = new.node("Mul", [value, new.scalar(factor, FLOAT64)], "factor")
-            new.cast(value, self.angle_dtype, "cast")
-        new.nodes[-1].output[0] = name
-        self.graph.insert(turn.node, new).node.remove(turn.node)
-        for node in (node for path in turn.after.values() for node in path):
-            if node.op_type == "Mul":
-                node.op_type = "Identity"
-                node.input[:] = [name for name in node.input if name in turn.after]
-
-
-Rotation = TableRotation | AngleRotation

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
-import onnx
 import onnx.inliner
 
 from rope_cpu import RotaryEmbedding, command_line, export
-from rope_cpu.accuracy.tolerance import compare, half_ulp, table_bound
+from rope_cpu.accuracy.tolerance import half_ulp, table_bound
 from rope_cpu.arguments.texts import cut
+from rope_cpu.array_types import Float64
 from rope_cpu.cli.layer_rotations import maximum_context, pair_frequencies, rotations_from_arguments
-from rope_cpu.command_line import UsageError
 from rope_cpu.export.files import model_path
 from rope_cpu.export.foreign import ForeignGraph, Rotation
-from rope_cpu.export.graph import FLOAT32, FLOAT64, HALF
 
 # Positions below which errors are measured, besides the end of tables; the second stands for the
 # model's maximum where no config says it. Positions that are compared at once.
@@ -31,17 +25,12 @@ NEAR = 4096
 FAR = 131072
 CHUNK = 4096
 
-# A frequency that turns nothing, and the relative difference below which two numbers, one of them
-# perhaps a float16, are the same.
-STILL = 1e-12
+# The relative difference below which two numbers are the same.
 SAME = 1e-3
 
-# What is known of a rotation, by name. The rotations of a config, each behind its layers in words.
+# What is known of a rotation, by name. The rotations of a config, by their layers.
 Facts = dict[str, Any]
-Expected = Sequence[tuple[str, RotaryEmbedding]]
-
-# A rotation of the file, the facts, and the rotation that it ought to be.
-Finding = tuple[Rotation, Facts, RotaryEmbedding]
+Ropes = dict[str, RotaryEmbedding]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,11 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL", help="ONNX file of any origin")
     config = "config.json, its folder, or a GGUF file (default: the file's own frequencies)"
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG", help=config)
-    layers = "layer type, for a file with layers of one type"
-    parser.add_argument("--layer-type", metavar="NAME", help=layers)
+    parser.add_argument("--layer-type", metavar="NAME", help="layer type of CONFIG to compare with")
     command_line.add_pairing_arguments(parser)
-    fix = "write exact tables, and angles computed in float64"
-    parser.add_argument("--fix", action="store_true", help=fix)
+    parser.add_argument("--fix", action="store_true", help="write exact tables and float64 angles")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="file that --fix writes")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -64,180 +51,146 @@ def run(args: argparse.Namespace) -> int:
     Raises UsageError if a file cannot be read, or has no rotation that can be read.
     """
     if args.fix != (args.output is not None):
-        raise UsageError("`--fix` and `-o` need each other")
-    if args.fix:
-        command_line.check_file(args.output)
-        with _usage_errors():
-            model_path(args.output, "output")
+        raise command_line.UsageError("`--fix` and `-o` need each other")
     expected, maximum = _expected(args)
-    with _usage_errors(f"{args.model} cannot be read: "):
-        model = onnx.load(args.model, format="protobuf", load_external_data=args.fix)
-        model = onnx.inliner.inline_local_functions(model) if model.functions else model
-    found = check(model, args.model, expected, maximum)
-    reports = [_report(args.model, found, expected)]
-    if args.fix:
-        for rotation, facts, exact in found:
-            # One that is none of several stays as it is.
-            if not facts["right"] and (len(expected) < 2 or facts["against the config"] is None):
-                rotation.replace(exact)
-        found = check(model, args.output, expected, maximum)
-        reports.append(_report(args.output, found, expected))
-        with command_line.write_errors(args.output):
-            export.save(model, args.output)
+    try:
+        reports = list(_reports(args, expected, maximum))
+    except (OSError, command_line.UsageError):
+        raise
+    except Exception as error:  # those of onnx and protobuf have no common class
+        raise command_line.UsageError(f"{args.model} cannot be read: {cut(str(error))}") from error
     text = json.dumps(reports, indent=2).split("\n")
     command_line.print_lines(text if args.json else _lines(reports))
     return 0 if reports[-1]["right"] else 1
 
 
-def _expected(args: argparse.Namespace) -> tuple[Expected, int]:
-    """Return the rotations of CONFIG and its maximum length; none, and 0, without it."""
+def _expected(args: argparse.Namespace) -> tuple[Ropes, int]:
+    """Return the rotations of CONFIG and its maximum length; none, and a default, without it."""
     if args.config is None:
-        return [], 0
+        return {}, FAR
     config = command_line.read_config(args.config)
-    expected = [
-        (rotation.layers, _rope(pair_frequencies(rope), rope.attention_factor, rope.interleaved))
-        for rotation in rotations_from_arguments(config, args)
-        for rope in rotation.by_length.values()
-    ]
+    expected = {}
+    for rotation in rotations_from_arguments(config, args):
+        for length, rope in rotation.by_length.items():
+            name = f"{rotation.layers} {length}".strip()
+            expected[name] = _rope(pair_frequencies(rope), rope.attention_factor, rope.interleaved)
     if not expected:
-        raise UsageError(f"{args.config} describes no rotation")
-    return expected, maximum_context(config.values)
+        raise command_line.UsageError(f"{args.config} describes no rotation")
+    return expected, maximum_context(config.values) or FAR
 
 
-def _rope(inv_freq: Any, factor: float, interleaved: bool) -> RotaryEmbedding:
+def _rope(inv_freq: Float64, factor: float, interleaved: bool) -> RotaryEmbedding:
+    """Return a rotation by one frequency for each pair."""
     return RotaryEmbedding.from_inv_freq(inv_freq, attention_factor=factor, interleaved=interleaved)
 
 
-@contextmanager
-def _usage_errors(words: str = "") -> Iterator[None]:
-    """Convert an error of the enclosed block, such as of a file of any content."""
-    try:
-        yield
-    except OSError:
-        raise
-    except Exception as error:  # those of onnx and protobuf have no common class
-        raise UsageError(words + cut(str(error))) from error
+def _reports(args: argparse.Namespace, expected: Ropes, maximum: int) -> Iterator[Facts]:
+    """Yield the report of a file, and with --fix that of the new file."""
+    if args.fix:
+        command_line.check_file(args.output)
+        model_path(args.output, "output")
+    model = onnx.load(args.model, format="protobuf", load_external_data=args.fix)
+    model = onnx.inliner.inline_local_functions(model) if model.functions else model
+    for path in filter(None, [args.model, args.output]):
+        fix = args.fix and path is args.model
+        rotations = ForeignGraph(model, str(args.model.parent)).rotations()
+        found = [check(rotation, expected, maximum, fix) for rotation in rotations]
+        yield {"file": str(path), "right": all(one["right"] for one in found), "rotations": found}
+    if args.fix:
+        with command_line.write_errors(args.output):
+            export.save(model, args.output)
 
 
-def check(model: onnx.ModelProto, path: Path, expected: Expected, maximum: int) -> list[Finding]:
-    """Return the findings of a model; path: its file. Raises UsageError if there are none."""
-    with _usage_errors(f"{path} cannot be read: "):
-        rotations = ForeignGraph(model, os.path.dirname(path)).rotations()
-        return [finding(rotation, expected, maximum) for rotation in rotations]
+def check(rotation: Rotation, expected: Ropes, maximum: int, fix: bool) -> Facts:
+    """Compare a rotation with the nearest one of the config, and measure its errors.
 
-
-def finding(rotation: Rotation, expected: Expected, maximum: int) -> Finding:
-    """Measure a rotation, and compare it with the one of the config from which it is least off."""
-    first = rotation.values(np.arange(1))
-    factor = float(first[0].mean(dtype=FLOAT64))
-    own = _rope(rotation.inv_freq.astype(FLOAT64), factor, rotation.interleaved)
-    ends = {NEAR, maximum or FAR, rotation.rows or NEAR}
-    ends = {min(end, rotation.rows or end) for end in ends}
-    compared = [
-        (*measured(rotation, rope, sorted(ends), 0.0), layers, rope)
-        for layers, rope in expected
-        if len(rope.inv_freq) == len(own.inv_freq)
-    ]
-    if compared:
-        share, errors, layers, exact = min(compared, key=lambda one: one[0])
-        different = differences(own, exact, share <= 1)
-    else:
-        fit = float(ml_dtypes.finfo(first.dtype).eps) + max(ends) * float(np.finfo(FLOAT64).eps)
-        share, errors = measured(rotation, own, sorted(ends), factor * fit)
-        layers = ""
-        exact = own
-        different = [text for _, rope in expected[:1] for text in differences(own, rope, False)]
-    found = {
+    fix: replace its cos and sin where only these are wrong.
+    """
+    cos, _ = rotation.values(np.arange(1))
+    factor = float(cos.mean(dtype=np.float64))
+    own = _rope(rotation.inv_freq.astype(np.float64), factor, rotation.interleaved)
+    layers = min(expected, key=lambda name: distance(own, expected[name]), default="")
+    wanted = expected.get(layers, own)
+    exact = wanted if distance(own, wanted) < np.inf else own
+    ends = {min(end, rotation.rows or end) for end in (NEAR, maximum, rotation.rows or NEAR)}
+    errors = largest_errors(rotation, exact, max(ends))
+    rounding = 2 * float(half_ulp(1.0, cos.dtype))
+    # Large angles are rounded in float64 at best. Files round the attention factor and its product
+    # in float32, and frequencies of tables are only known as well as these are rounded.
+    slack = max(ends) * 2.0**-52 + (rounding if exact is own else min(rounding, 2.0**-23))
+    tolerance = exact.attention_factor * float(table_bound(1.0, 1.0, cos.dtype) + slack)
+    share = float(errors.max()) / tolerance
+    different = list(differences(own, wanted, SAME + rounding, 2 * rounding / max(ends)))
+    if fix and share > 1 and not different:
+        rotation.replace(exact)
+    return {
         "names": ", ".join(rotation.names),
         "right": not different and share <= 1,
-        "read from": f"{rotation.source}, {first.dtype.name}",
+        "read from": f"{rotation.source}, {cos.dtype.name}",
         "rows": rotation.rows or "none: computed",
         **facts(own),
         "config": layers or None,
         "against the config": "; ".join(different) or None,
-        "exact values": "of the file's own frequencies" if exact is own else "of the config",
-        **{f"largest error below {end}": float(f"{error:.2g}") for end, error in errors.items()},
+        **{f"largest error below {n}": float(f"{errors[:n].max():.2g}") for n in sorted(ends)},
         "times the tolerance": float(f"{share:.3g}"),
     }
-    return rotation, found, exact
+
+
+def distance(own: RotaryEmbedding, other: RotaryEmbedding) -> float:
+    """Return the largest difference between frequencies, infinite for another number of pairs."""
+    if own.rotary_dim != other.rotary_dim:
+        return np.inf
+    return float(np.abs(own.inv_freq - other.inv_freq).max())
 
 
 def facts(rope: RotaryEmbedding) -> Facts:
     """Return the facts of a rotation that a config determines.
 
-    The base follows from the first quarter of the frequencies, which most rope types do not scale,
-    and is None where they are no geometric series. The scaling is that of the last wavelength.
+    The base is that of the first two frequencies, which most rope types do not scale, and None
+    where the third is not of the same series. The scaling is that of the last wavelength.
     """
-    pairs = len(rope.inv_freq)
-    quarter = rope.inv_freq[: max(pairs // 4, 2)]
-    index = np.arange(len(quarter))
-    slope, start = np.polyfit(index, np.log(np.maximum(quarter, STILL)), 1)
-    is_series = np.allclose(np.exp(start + slope * index), quarter, SAME)
-    scaling = np.exp(slope * (pairs - 1)) / max(rope.inv_freq[-1], STILL)
+    inv_freq = np.maximum(rope.inv_freq, 1e-12)  # some types do not rotate the last pairs
+    pairs = len(inv_freq)
+    ratios = inv_freq[:2] / inv_freq[1:3]
+    is_series = pairs > 2 and np.isclose(ratios[0], ratios[1], SAME)
     return {
         "pairs": pairs,
-        "pairing": "interleaved" if rope.interleaved else "half-split",
-        "base": float(f"{np.exp(-slope * pairs):.5g}") if is_series else None,
-        "scaling": float(f"{scaling:.5g}") if is_series else None,
+        "interleaved": rope.interleaved,
+        "base": float(f"{ratios[0] ** pairs:.5g}") if is_series else None,
+        "scaling": float(f"{ratios[0] ** (1 - pairs) / inv_freq[-1]:.5g}") if is_series else None,
         "attention factor": float(f"{rope.attention_factor:.6g}"),
     }
 
 
-def differences(own: RotaryEmbedding, expected: RotaryEmbedding, is_exact: bool) -> list[str]:
-    """Return the differences of a rotation from one of the config; is_exact: of the same values.
+def differences(
+    own: RotaryEmbedding, wanted: RotaryEmbedding, relative: float, absolute: float
+) -> Iterator[str]:
+    """Yield the differences of a rotation from one of the config, in words.
 
-    Facts of a table are those of its rounded values, so that only pairings of exact ones differ.
+    relative, absolute: tolerances of numbers and of frequencies, as tables fix low ones badly.
     """
-    found = []
-    own_facts = facts(own)
-    for name, value in facts(expected).items():
-        given = own_facts[name]
-        same = given == value or None in (given, value) or (is_exact and name != "pairing")
-        if not same and not (isinstance(value, float) and math.isclose(given, value, rel_tol=SAME)):
-            found.append(f"{name} {given}, not {value}")
-    if len(own.inv_freq) == len(expected.inv_freq) and not is_exact:
-        ratio = np.maximum(own.inv_freq, STILL) / np.maximum(expected.inv_freq, STILL)
-        if not np.allclose(ratio, 1, SAME):
-            found.append(f"frequencies {ratio.min():.6g} to {ratio.max():.6g} times those")
-    return found
+    if distance(own, wanted) < np.inf:
+        if np.allclose(own.inv_freq, wanted.inv_freq, relative, absolute):
+            own = _rope(wanted.inv_freq, own.attention_factor, own.interleaved)
+        else:
+            yield f"frequencies off by up to {distance(own, wanted):.3g}"
+    given = facts(own)
+    for name, value in facts(wanted).items():
+        if None not in (given[name], value) and not np.isclose(given[name], value, relative):
+            yield f"{name} {given[name]}, not {value}"
 
 
-def measured(
-    rotation: Rotation, exact: RotaryEmbedding, ends: Sequence[int], fit: float
-) -> tuple[float, dict[int, float]]:
-    """Return the largest share of the tolerance, and the largest errors below some positions.
-
-    fit: the most that exact values of fitted frequencies may be off.
-    """
-    errors = np.empty(0)
-    share = 0.0
-    for start in range(0, ends[-1], CHUNK):
-        ids = np.arange(start, min(start + CHUNK, ends[-1]))
-        exact_values = np.stack(exact.cos_sin(ids, FLOAT64))
-        values = rotation.values(ids)
-        error = np.abs(values.astype(FLOAT64) - exact_values)
-        bound = table_bound(exact_values, exact.attention_factor, values.dtype) + fit
-        if values.dtype in HALF:  # onnxruntime rounds float64 to float32 before
-            bound = bound + half_ulp(exact_values, FLOAT32)
-        share = max(share, compare(error, bound)[1])
-        errors = np.append(errors, error.max(axis=(0, 2)))
-    return share, {end: float(errors[:end].max()) for end in ends}
+def largest_errors(rotation: Rotation, exact: RotaryEmbedding, end: int) -> Float64:
+    """Return the largest error of cos and sin at each position below an end."""
+    errors = []
+    for ids in np.array_split(np.arange(end), end // CHUNK + 1):
+        values = rotation.values(ids).astype(np.float64)
+        error = np.abs(values - np.stack(exact.cos_sin(ids, np.float64)))
+        errors.append(error.max(axis=(0, 2)))
+    return np.concatenate(errors)
 
 
-def _report(path: Path, found: Sequence[Finding], expected: Expected) -> Facts:
-    """Return what was found in a file."""
-    known = [facts for _, facts, _ in found]
-    layers = {one["config"] for one in known if one["against the config"] is None}
-    missing = sorted({name for name, _ in expected} - layers)
-    return {
-        "file": str(path),
-        "right": not missing and all(one["right"] for one in known),
-        "no rotation is that of": ", ".join(missing) or None,
-        "rotations": known,
-    }
-
-
-def _lines(reports: Sequence[Facts]) -> Iterator[str]:
+def _lines(reports: list[Facts]) -> Iterator[str]:
     """Yield the lines of reports, one a fact."""
     for part in (part for report in reports for part in (report, *report["rotations"])):
         known = {name: value for name, value in part.items() if value is not None}

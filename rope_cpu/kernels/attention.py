@@ -105,7 +105,6 @@ class _Scratch(NamedTuple):
 
 
 _LOWEST = np.finfo(np.float32).min
-_ZERO = np.float32(0)
 _LOG2_E = np.float32(1 / log(2))
 _INTEGER_IN_LOW_BITS = np.float32(1.5 * 2**23)  # rounds what it is added to
 _TAYLOR = tuple(np.float32(log(2) ** n / factorial(n)) for n in range(7, 0, -1))  # of 2^x - 1
@@ -123,7 +122,7 @@ def _split_exp(x):
     y = x * _LOG2_E
     shifted = y + _INTEGER_IN_LOW_BITS
     fraction = y - (shifted - _INTEGER_IN_LOW_BITS)
-    series = _ZERO
+    series = np.float32(0)
     for coefficient in _TAYLOR:
         series = series * fraction + coefficient
     power_bits = (np.float32(shifted).view(np.int32) + 127) << 23
@@ -194,7 +193,7 @@ def _make_products(lanes):
     @partial(compile.device_function, variant=f"{lanes}")
     def products(queries, keys, first, stop):
         q0, q1, q2, q3 = queries
-        s0 = s1 = s2 = s3 = splat(_ZERO, all_lanes)
+        s0 = s1 = s2 = s3 = splat(np.float32(0), all_lanes)
         for i in range(first, stop, lanes):
             x = load_joined(keys, i)
             s0 = muladd(load_joined((q0, q0, q0, q0), i), x, s0)
@@ -267,7 +266,7 @@ def _weigh(scores, key_scales, value_scales, start, stop, softcap):
         for j in range(start, stop):
             scores[j] = softcap * _tanh(scores[j] / softcap)
     largest = _largest(scores, start, stop)
-    total = _ZERO
+    total = np.float32(0)
     for j in range(start, stop):
         weight = _exp(scores[j] - largest)
         total += weight
@@ -409,9 +408,8 @@ def _new_scratch(step, shared):
     rows = -(-step.items["tokens"].max() * shared // ROWS) * ROWS
     q = np.zeros((rows, step.q.shape[2]), np.float32)
     scores = np.empty((rows, RANGE + 3), np.float32)
-    seen = np.empty((rows, 2), np.int64)
     added = np.empty((rows, step.states.shape[2]), np.float32)
-    return _Scratch(q, keys, values, scores, seen, added)
+    return _Scratch(q, keys, values, scores, np.empty((rows, 2), np.int64), added)
 
 
 def _attend_part(step, part, parts):
@@ -419,7 +417,12 @@ def _attend_part(step, part, parts):
     kv_heads = step.key.shape[2]
     shared = step.q.shape[1] // kv_heads
     scratch = _new_scratch(step, shared)
-    for index in range(part, len(step.items) * kv_heads, parts):
+    # Where heads are neighbours in memory, the processor loads some of the next one ahead. So a
+    # thread takes all heads of an item, unless there are too few items to keep all threads busy.
+    heads = kv_heads if len(step.items) >= 8 * parts else 1
+    groups = range(part, len(step.items) * kv_heads // heads, parts)
+    for turn in range(len(groups) * heads):
+        index = (part + turn // heads * parts) * heads + turn % heads
         item = step.items[index // kv_heads]
         head = index % kv_heads
         for token, n in np.ndindex(item.tokens, shared):

@@ -34,6 +34,8 @@ from rope_cpu.launch.arrays import kernel_dtype
 _LEAST_TOKENS = 8
 _LEAST_ROWS = 32  # tokens · query heads of a key head
 
+_INPUTS = ("q", *(f"cache.{name}" for name in CACHE_ARRAYS))
+
 _ZERO = np.float32(0)
 
 # Products of q and keys below which several threads take longer to start than they save.
@@ -251,8 +253,7 @@ def _check_queries(q: Array, cache: KVCache, batch: Batch) -> None:
 def _check_out(out: Array, shape: tuple[int, ...], q: Array, cache: KVCache) -> None:
     """Raise unless the result can be written to `out`."""
     check_output("out", out, "y", shape, q.dtype)
-    names = ["q", *(f"cache.{name}" for name in CACHE_ARRAYS)]
-    for name, x in zip(names, (q, *cache._kernel_arrays), strict=True):
+    for name, x in zip(_INPUTS, (q, *cache._kernel_arrays), strict=True):
         if share_memory(out, x):
             shares = Finding(f"shares memory with `{name}`")
             raise ArgumentError("out", shares, "have memory of its own")

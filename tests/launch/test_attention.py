@@ -83,9 +83,11 @@ def test_16_bit_queries_give_results_rounded_once(dtype, rng):
 
 @parametrize_cache_dtypes
 def test_bits_do_not_depend_on_threads(cache_dtype, monkeypatch, rng):
+    """A thread takes single heads, or where there are many items, as in the last call, items."""
     monkeypatch.setattr(module, "_PARALLEL_FROM", 0)
-    for _ in range(3):
-        call = attending.draw(rng, cache_dtype)
+    calls = [attending.draw(rng, cache_dtype) for _ in range(3)]
+    calls.append(fixed_call(rng, cache_dtype, lengths=(25 * RANGE, 300), new=(1, 7)))
+    for call in calls:
         placed = call.place()
         results = []
         for count in (1, 2, 3, 7):

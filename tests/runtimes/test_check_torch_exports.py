@@ -126,7 +126,7 @@ def test_exports_of_torch(model, opset, tmp_path, capsys):
     assert len(before) == len(after) == (2 if config["model_type"] == "gemma3_text" else 1)
     for rotation in before:
         assert rotation["against the config"] is None
-        assert rotation["pairing"] == "half-split"
+        assert not rotation["interleaved"]
         assert 1e-3 < rotation["largest error below 131072"] < 1e-2
     assert all(rotation["largest error below 131072"] < 3.1e-8 for rotation in after)
     onnx.checker.check_model(onnx.load(fixed), full_check=True)
