@@ -185,13 +185,12 @@ class ForeignGraph:
     def _widen(self, name: str, sines: list[NodePath], rope: RotaryEmbedding) -> None:
         """Compute angles, cos and sin in float64, and cast these to the dtype of the graph."""
         dtype = self._values(name, sines[0][:-1], np.ones(1)).dtype
-        inv_freq = rope.inv_freq.reshape(self.tensors[name].dims)
         nodes = {node.output[0]: node for path in sines for node in path}
         for info in [info for info in self.graph.value_info if info.name in nodes]:
             self.graph.value_info.remove(info)
         for output, node in nodes.items():
             new = Graph()
-            exact = new.initializer(f"{name}/exact", inv_freq)
+            exact = new.initializer(f"{name}/exact", rope.inv_freq.reshape(self.tensors[name].dims))
             node.input[:] = [exact if x == name else x for x in node.input]
             with new.scope(f"{output}/exact"):
                 _widen_node(node, new, dtype)

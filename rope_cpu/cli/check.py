@@ -115,9 +115,10 @@ def check(rotation: Rotation, expected: Ropes, maximum: int, fix: bool) -> Facts
     ends = {min(end, rotation.rows or end) for end in (NEAR, maximum, rotation.rows or NEAR)}
     errors = largest_errors(rotation, exact, max(ends))
     rounding = 2 * float(half_ulp(1.0, cos.dtype))
-    # Large angles are rounded in float64 at best. Files round the attention factor and its product
-    # in float32, and frequencies of tables are only known as well as these are rounded.
-    slack = max(ends) * 2.0**-52 + (rounding if exact is own else min(rounding, 2.0**-23))
+    # Frequencies of tables are only known as well as these are rounded. Files round an attention
+    # factor and its product in float32, and large angles in float64 at best.
+    of_factor = min(rounding, 2.0**-23) if exact.attention_factor != 1 else 0.0
+    slack = max(ends) * 2.0**-52 + (rounding if exact is own else of_factor)
     tolerance = exact.attention_factor * float(table_bound(1.0, 1.0, cos.dtype) + slack)
     share = float(errors.max()) / tolerance
     different = list(differences(own, wanted, SAME + rounding, 2 * rounding / max(ends)))

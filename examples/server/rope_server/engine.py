@@ -317,7 +317,7 @@ class Engine:
         self.pages.release(sequence.pages)
 
 
-def _cache(facts: object, settings: Settings) -> rope_cpu.KVCache:
+def _cache(facts: rope_cpu.AttentionLayer, settings: Settings) -> rope_cpu.KVCache:
     return rope_cpu.KVCache.zeros(
         settings.pages,
         settings.page_size,

@@ -54,12 +54,12 @@ class Linear(NamedTuple):
 class Layer:
     """One decoder layer.
 
-    facts: `rope_cpu.AttentionLayer`. rope: the index of its rotation among those of the model.
-    options: arguments of `rope_cpu.attention`, sinks included. norms: weights of the hidden states'
-    norms, by their place in the layer.
+    rope: the index of its rotation among those of the model. options: arguments of
+    `rope_cpu.attention`, sinks included. norms: weights of the hidden states' norms, by their place
+    in the layer.
     """
 
-    facts: Any
+    facts: rope_cpu.AttentionLayer
     rope: int
     options: dict[str, Any]
     qkv: Linear
@@ -103,6 +103,9 @@ class Tensors(Mapping[str, Any]):
         if not self._files:
             raise ValueError(f"{folder} has no tensors; it must hold *.safetensors")
 
+    def __contains__(self, name: object) -> bool:  # that of `Mapping` would read the tensor
+        return name in self._files
+
     def __getitem__(self, name: str) -> Any:
         return self._files[name].get_tensor(name)
 
@@ -116,7 +119,8 @@ class Tensors(Mapping[str, Any]):
 def load(folder: str | Path) -> Weights:
     """Return the model of a folder with config.json and *.safetensors.
 
-    Raises ValueError for a model type without a row in FAMILIES, and where `attention_layer` does.
+    Raises ValueError for a model type without a row in FAMILIES, for queries that are scaled by
+    their position, and where `attention_layer` does.
     """
     folder = Path(folder)
     config = json.loads((folder / "config.json").read_text())
@@ -156,6 +160,8 @@ def _layer(
 ) -> Layer:
     """Return a layer; add its rotation to `ropes` unless an earlier layer has it."""
     facts = rope_cpu.attention_layer(config, index)
+    if facts.query_factors is not None:
+        raise ValueError("the config scales queries by their position, which is not served")
     attention = facts.weights(tensors)
     rope = facts.rope or _no_rotation(facts.head_dim)
     if rope not in ropes:

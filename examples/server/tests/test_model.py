@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import json
+import shutil
 
 import ml_dtypes
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 import torch
 import transformers
 from rope_server.model import forward
+from rope_server.weights import load
 
 import rope_cpu
 
@@ -102,3 +105,21 @@ def test_cache_dtypes(model, rng, dtype, rounded):
     print(f"{model.name}, {np.dtype(dtype)}: {error.max() / model.logits(prompt).std():.2g}")
     assert error.max() > 1e-3
     assert remaining.mean() < 0.1 * error.mean()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_type": "mamba"}, "'mamba' is not served"),
+        ({"rope_parameters": {"llama_4_scaling_beta": 0.1}}, "by their position"),
+    ],
+)
+def test_models_that_are_not_served(changes, words, llama, tmp_path):
+    shutil.copytree(llama.folder, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    for key, value in changes.items():
+        config[key] = config[key] | value if isinstance(value, dict) else value
+    path.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=words):
+        load(tmp_path)
