@@ -133,6 +133,16 @@ def test_the_pictures_are_those_of_the_script(tmp_path):
     assert drawn == {path.name: texts(path) for path in (DOCS / "pictures").iterdir()}
 
 
+@pytest.mark.parametrize("path", sorted((DOCS / "pictures").iterdir()), ids=lambda path: path.stem)
+def test_texts_of_pictures_follow_the_palette(path):
+    """The style of a picture changes this dark ink; white text is on boxes of a color."""
+    picture = path.read_text(encoding="utf-8")
+    assert "prefers-color-scheme: dark" in picture
+    styles = re.findall('style="(font[^"]*)"', picture)
+    assert styles
+    assert all(re.search("fill: #(333333|ffffff)", style) for style in styles)
+
+
 def test_figures_of_the_readme_are_those_of_the_manual():
     """Both show the table of errors, and the README some rows of the table of times."""
     readme = set(README.read_text(encoding="utf-8").splitlines())
