@@ -98,7 +98,12 @@ def commands():
 def test_shell_lines(command, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(verify_rows, "TOKENS", 64)
-    export.save(export.export_rope(rope_cpu.RotaryEmbedding(64)), "model.onnx")
+    gemma = Path("gemma-3", "config.json")
+    gemma.parent.mkdir()
+    gemma.write_text('{"model_type": "gemma3_text"}', encoding="utf-8")
+    rope = rope_cpu.RotaryEmbedding.from_config(gemma, layer_type="sliding_attention")
+    for name in ("model.onnx", "attention.onnx"):
+        export.save(export.export_rope(rope), name)
     assert cli.main(shlex.split(command)[1:]) == 0
     assert capsys.readouterr().out
 
