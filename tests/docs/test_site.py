@@ -115,6 +115,20 @@ def test_every_block_says_its_language():
         assert set(languages[1::2]) <= {""}, path
 
 
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("differences.md", ("100k", "outputs differ")),
+        ("serving.md", ("bfloat16 and int8 caches",)),
+        ("support.md", ("Windows", "macOS")),
+        ("threads.md", ("gunicorn", "Docker", "slow first call")),
+    ],
+)
+def test_words_that_users_search_stand_on_the_page_that_answers(page, words):
+    text = (DOCS / page).read_text(encoding="utf-8")
+    assert [word for word in words if word not in text] == []
+
+
 def test_the_notebook_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     notebook = json.loads((DOCS / "tour.ipynb").read_text(encoding="utf-8"))
