@@ -173,7 +173,8 @@ def test_figures_of_the_readme_are_those_of_the_manual():
     readme = README.read_text(encoding="utf-8")
     times = (DOCS / "performance.md").read_text(encoding="utf-8").splitlines()
     rows = {line for line in readme.splitlines() if line.startswith("| rope_cpu plan |")}
-    assert rows and rows <= set(times)
+    assert rows
+    assert rows <= set(times)
     errors = (DOCS / "precision.md").read_text(encoding="utf-8")
     (figures,) = re.findall(r"is (\S+), of float32 angles (\S+) \(", readme)
     assert f"| 1e6, 1048576 | {figures[1]} | {figures[0]} |" in errors
