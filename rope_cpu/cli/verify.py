@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from shutil import get_terminal_size
@@ -68,8 +69,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"nothing to verify: {names} are not rotated")
     layers: dict[str | None, list[Row]] = {}
     for rotation, counts in zip(rotations, heads, strict=True):
-        with Console(stderr=True).status("verifying; the first run compiles kernels for a minute"):
-            found = list(rows(rotation.rope, counts)) if counts else []
+        console = Console(stderr=True)
+        with console.status("verifying; the first run compiles kernels for a minute"):
+            verified = rows(rotation.rope, counts) if counts else ()
+            found = list(verified if console.is_terminal else _logged(verified))
         _print_layers(model, rotation, counts, found)
         layers[rotation.layer_type] = found
     _print(LEGEND, style="dim")
@@ -91,6 +94,14 @@ def _heads(config: ModelConfig, rotation: LayerRotation) -> Heads | None:
             f"a prefill of {TOKENS} tokens of them is too large to verify"
         )
     return heads
+
+
+def _logged(verified: Iterable[Row]) -> Iterator[Row]:
+    """Print a line on standard error for each row, where rich draws no status."""
+    for row in verified:
+        labels = (row.part, row.dtype, row.pairing, row.by)
+        print(f"{' '.join(labels)}: {row.verdict}", file=sys.stderr, flush=True)
+        yield row
 
 
 def _print_layers(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import tempfile
 import threading
@@ -15,6 +16,7 @@ from types import FunctionType
 from typing import Any
 
 from numba import config, njit
+from numba.core import event
 
 from rope_cpu.kernels import threads
 
@@ -34,6 +36,7 @@ _CACHE_FILES = f"*_{'[0-9a-f]' * 16}-*.nb[ic]"  # those of kernels of any versio
 
 _warned: set[str | None] = set()  # the cache folders that a warning has named
 _cache_setting = threading.Lock()
+_logger = logging.getLogger("rope_cpu")
 
 
 def device_function(
@@ -153,6 +156,27 @@ def _named_copy(function: Callable[..., Any], name: str, functions: dict[str, An
     return copy
 
 
+@cache
+def _announce() -> None:
+    """Log, once for each process, that kernels are compiled."""
+    _logger.info("compiling kernels, which takes seconds; later processes load them from the cache")
+
+
+class _Announcement(event.Listener):
+    """Announces the compilation of a kernel in advance; Numba reports none of a cached kernel."""
+
+    def __init__(self, dispatcher: Any) -> None:
+        self.dispatcher = dispatcher
+
+    def on_start(self, event: event.Event) -> None:
+        """Announce the kernel, and no function that another thread compiles meanwhile."""
+        if event.data["dispatcher"] is self.dispatcher:
+            _announce()
+
+    def on_end(self, event: event.Event) -> None:
+        """Ignore the end of a compilation."""
+
+
 def _compile_or_load(
     kernel: FunctionType, signature: tuple[Any, ...], options: dict[str, Any]
 ) -> Any:
@@ -167,7 +191,8 @@ def _compile_or_load(
     cached = njit(**options)(kernel)
     try:
         _enable_cache(cached)
-        cached.compile(signature)
+        with event.install_listener("numba:compile", _Announcement(cached)):
+            cached.compile(signature)
         return cached
     except Exception as error:
         uncached = njit(**options)(kernel)

@@ -73,6 +73,24 @@ def test_a_row_for_numpy_and_for_each_target(run):
 
 
 @pytest.mark.usefixtures("one_dtype")
+def test_without_a_terminal_each_row_is_a_line_as_soon_as_it_is_known(run, monkeypatch):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    whole = run()
+    (rows,) = whole.layers.values()
+    labels = [[row[name] for name in ("part", "dtype", "pairing", "by")] for row in rows]
+    lines = [
+        f"{' '.join(words)}: {row['verdict']}\n" for words, row in zip(labels, rows, strict=True)
+    ]
+    assert whole.err == "".join(lines)
+    monkeypatch.setattr(verify_rows, "numpy_attention", interrupt)
+    interrupted = run()
+    assert interrupted.out == ""
+    assert interrupted.err == "".join(line for line in lines if line.startswith("rotation"))
+
+
+@pytest.mark.usefixtures("one_dtype")
 def test_the_table_fits_eighty_columns(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(verify_rows, "TOKENS", 16)
