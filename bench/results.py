@@ -168,13 +168,18 @@ def _cores() -> int:
 
 def machine(environment: Mapping[str, Any]) -> str:
     """Return the machine of an environment in words."""
-    return "{processor}, {cores} cores, {threads} in use".format_map(environment)
+    return f"{_processor_and_cores(environment)}, {environment['threads']} in use"
+
+
+def _processor_and_cores(environment: Mapping[str, Any]) -> str:
+    cores = environment["cores"]
+    return f"{environment['processor']}, {cores} {'core' if cores == 1 else 'cores'}"
 
 
 def conditions(model: str, environment: Mapping[str, Any]) -> dict[str, str]:
     """Return the conditions in which two runs must agree for their times to be comparable."""
     return {
-        "machine": "{processor}, {cores} cores".format_map(environment),
+        "machine": _processor_and_cores(environment),
         "threads": str(environment["threads"]),
         "model": model,
     }
