@@ -168,21 +168,13 @@ def _cores() -> int:
 
 def machine(environment: Mapping[str, Any]) -> str:
     """Return the machine of an environment in words."""
-    return f"{_processor_and_cores(environment)}, {environment['threads']} in use"
-
-
-def _processor_and_cores(environment: Mapping[str, Any]) -> str:
-    cores = environment["cores"]
-    return f"{environment['processor']}, {cores} {'core' if cores == 1 else 'cores'}"
+    cores = "1 core" if environment["cores"] == 1 else f"{environment['cores']} cores"
+    return f"{environment['processor']}, {cores}, {environment['threads']} in use"
 
 
 def conditions(model: str, environment: Mapping[str, Any]) -> dict[str, str]:
     """Return the conditions in which two runs must agree for their times to be comparable."""
-    return {
-        "machine": _processor_and_cores(environment),
-        "threads": str(environment["threads"]),
-        "model": model,
-    }
+    return {"machine": machine(environment), "model": model}
 
 
 def available_memory() -> float:

@@ -99,8 +99,7 @@ def _heads(config: ModelConfig, rotation: LayerRotation) -> Heads | None:
 def _logged(verified: Iterable[Row]) -> Iterator[Row]:
     """Print a line on standard error for each row, where rich draws no status."""
     for row in verified:
-        labels = (row.part, row.dtype, row.pairing, row.by)
-        print(f"{' '.join(labels)}: {row.verdict}", file=sys.stderr, flush=True)
+        print(*row[:4], row.verdict, file=sys.stderr, flush=True)
         yield row
 
 

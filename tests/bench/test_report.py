@@ -90,10 +90,9 @@ def test_a_comparison_has_medians_and_their_ratio():
 def test_a_machine_of_one_core(cores, text):
     environment = ENVIRONMENT | {"processor": "CPU", "cores": cores, "threads": 1}
     assert results.machine(environment) == f"CPU, {text}"
-    assert conditions("", environment)["machine"] == f"CPU, {text.split(', ')[0]}"
 
 
-@pytest.mark.parametrize("changed", ["machine", "threads", "model"])
+@pytest.mark.parametrize("changed", ["machine", "model"])
 def test_a_comparison_names_what_differs(changed):
     older = older_run("other", 1.0, **{changed: "another"})
     _, line, _ = report.comparison(timed_run(timed_case()), older)

@@ -79,10 +79,8 @@ def test_without_a_terminal_each_row_is_a_line_as_soon_as_it_is_known(run, monke
 
     whole = run()
     (rows,) = whole.layers.values()
-    labels = [[row[name] for name in ("part", "dtype", "pairing", "by")] for row in rows]
-    lines = [
-        f"{' '.join(words)}: {row['verdict']}\n" for words, row in zip(labels, rows, strict=True)
-    ]
+    names = ("part", "dtype", "pairing", "by", "verdict")
+    lines = [" ".join(row[name] for name in names) + "\n" for row in rows]
     assert whole.err == "".join(lines)
     monkeypatch.setattr(verify_rows, "numpy_attention", interrupt)
     interrupted = run()
