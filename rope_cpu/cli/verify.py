@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from shutil import get_terminal_size
@@ -69,10 +68,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"nothing to verify: {names} are not rotated")
     layers: dict[str | None, list[Row]] = {}
     for rotation, counts in zip(rotations, heads, strict=True):
-        console = Console(stderr=True)
-        with console.status("verifying; the first run compiles kernels for a minute"):
-            verified = rows(rotation.rope, counts) if counts else ()
-            found = list(verified if console.is_terminal else _logged(verified))
+        found = _found(rotation, counts) if counts else []
         _print_layers(model, rotation, counts, found)
         layers[rotation.layer_type] = found
     _print(LEGEND, style="dim")
@@ -80,6 +76,18 @@ def run(args: argparse.Namespace) -> int:
         _write_json(args.json, model, layers)
     failed = any(row.verdict == "FAIL" for found in layers.values() for row in found)
     return 1 if failed else 0
+
+
+def _found(rotation: LayerRotation, heads: Heads) -> list[Row]:
+    """Return the rows of a layer type; without a terminal, print a line for each as it is found."""
+    console = Console(stderr=True)
+    found = []
+    with console.status("verifying; the first run compiles kernels for a minute"):
+        for row in rows(rotation.rope, heads):
+            found.append(row)
+            if not console.is_terminal:
+                console.print(f"verified {row.part} {row.dtype} {row.pairing} by {row.by}")
+    return found
 
 
 def _heads(config: ModelConfig, rotation: LayerRotation) -> Heads | None:
@@ -94,13 +102,6 @@ def _heads(config: ModelConfig, rotation: LayerRotation) -> Heads | None:
             f"a prefill of {TOKENS} tokens of them is too large to verify"
         )
     return heads
-
-
-def _logged(verified: Iterable[Row]) -> Iterator[Row]:
-    """Print a line on standard error for each row, where rich draws no status."""
-    for row in verified:
-        print(*row[:4], row.verdict, file=sys.stderr, flush=True)
-        yield row
 
 
 def _print_layers(

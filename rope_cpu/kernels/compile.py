@@ -16,7 +16,6 @@ from types import FunctionType
 from typing import Any
 
 from numba import config, njit
-from numba.core import event
 
 from rope_cpu.kernels import threads
 
@@ -34,9 +33,9 @@ _PART_OPTIONS = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_w
 
 _CACHE_FILES = f"*_{'[0-9a-f]' * 16}-*.nb[ic]"  # those of kernels of any version of the sources
 
+_logger = logging.getLogger("rope_cpu")
 _warned: set[str | None] = set()  # the cache folders that a warning has named
 _cache_setting = threading.Lock()
-_logger = logging.getLogger("rope_cpu")
 
 
 def device_function(
@@ -156,27 +155,6 @@ def _named_copy(function: Callable[..., Any], name: str, functions: dict[str, An
     return copy
 
 
-@cache
-def _announce() -> None:
-    """Log, once for each process, that kernels are compiled."""
-    _logger.info("compiling kernels, which takes seconds; later processes load them from the cache")
-
-
-class _Announcement(event.Listener):
-    """Announces the compilation of a kernel in advance; Numba reports none of a cached kernel."""
-
-    def __init__(self, dispatcher: Any) -> None:
-        self.dispatcher = dispatcher
-
-    def on_start(self, event: event.Event) -> None:
-        """Announce the kernel, and no function that another thread compiles meanwhile."""
-        if event.data["dispatcher"] is self.dispatcher:
-            _announce()
-
-    def on_end(self, event: event.Event) -> None:
-        """Ignore the end of a compilation."""
-
-
 def _compile_or_load(
     kernel: FunctionType, signature: tuple[Any, ...], options: dict[str, Any]
 ) -> Any:
@@ -191,8 +169,10 @@ def _compile_or_load(
     cached = njit(**options)(kernel)
     try:
         _enable_cache(cached)
-        with event.install_listener("numba:compile", _Announcement(cached)):
-            cached.compile(signature)
+        folder = Path(cached.stats.cache_path)
+        if not any(folder.glob(f"*{kernel.__qualname__}-*")):
+            _log_once(str(folder))
+        cached.compile(signature)
         return cached
     except Exception as error:
         uncached = njit(**options)(kernel)
@@ -246,6 +226,12 @@ def _user_folder() -> str:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     tempfile.TemporaryFile(dir=folder).close()
     return str(folder)
+
+
+@cache
+def _log_once(folder: str) -> None:
+    """Log, before a process compiles its first kernel, the reason for the wait."""
+    _logger.info("compiling kernels, which takes some seconds; they are kept in %s", folder)
 
 
 def _warn_once(folder: str | None, error: Exception) -> None:
