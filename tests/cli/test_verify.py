@@ -89,14 +89,17 @@ def test_without_a_terminal_each_row_is_a_line_as_soon_as_it_is_known(run, monke
 
 
 @pytest.mark.usefixtures("one_dtype")
-def test_the_table_fits_eighty_columns(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "80")
+@pytest.mark.parametrize("columns", ["80", "60"])
+def test_the_table_fits_eighty_columns(columns, monkeypatch, capsys):
+    """In fewer columns the terminal breaks its lines, and no figure is cut."""
+    monkeypatch.setenv("COLUMNS", columns)
     monkeypatch.setattr(verify_rows, "TOKENS", 16)
     assert cli.main(["verify"]) == 0
     out = capsys.readouterr().out
     assert "Llama 3.1 8B: rope type llama3" in out
     assert "\x1b" not in out
     assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out
     assert not re.search(" $", out, re.MULTILINE)
 
 
