@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from shutil import get_terminal_size
 from typing import Any
 
 from .measure import Case
@@ -129,7 +130,8 @@ def comparison(run: Run, older: OlderRun) -> Iterator[str]:
 def listing(cases: Sequence[Case]) -> Iterator[str]:
     """Yield the name and the description of each case; * marks the default ones."""
     width = max(len(case.name) for case in cases)
+    columns = min(WIDTH, get_terminal_size((WIDTH, 0)).columns)
     for case in cases:
         mark = "*" if case.default else " "
         text = f"{mark} {case.name:<{width}} {case.what}"
-        yield from textwrap.wrap(text, WIDTH, subsequent_indent=" " * (width + 3))
+        yield from textwrap.wrap(text, columns, subsequent_indent=" " * (width + 3))

@@ -168,16 +168,13 @@ def _cores() -> int:
 
 def machine(environment: Mapping[str, Any]) -> str:
     """Return the machine of an environment in words."""
-    return "{processor}, {cores} cores, {threads} in use".format_map(environment)
+    cores = "1 core" if environment["cores"] == 1 else f"{environment['cores']} cores"
+    return f"{environment['processor']}, {cores}, {environment['threads']} in use"
 
 
 def conditions(model: str, environment: Mapping[str, Any]) -> dict[str, str]:
     """Return the conditions in which two runs must agree for their times to be comparable."""
-    return {
-        "machine": "{processor}, {cores} cores".format_map(environment),
-        "threads": str(environment["threads"]),
-        "model": model,
-    }
+    return {"machine": machine(environment), "model": model}
 
 
 def available_memory() -> float:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import math
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from shutil import get_terminal_size
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rope_cpu.arguments.texts import cut, shown
-from rope_cpu.array_types import Float64, Int64
+from rope_cpu.array_types import Float64
 from rope_cpu.cli.layer_rotations import (
     SAME,
     Axis,
@@ -41,8 +43,12 @@ from rope_cpu.rotation.embedding import RotaryEmbedding
 # Longer lists are shown as their length and ends.
 _LONGEST_LIST = 6
 
-# Columns of the values of facts, on a screen of 80.
-_VALUE_WIDTH = 45
+# The most and the least columns of facts, of which names take 35.
+_WIDTH = 80
+_LEAST_WIDTH = 55
+
+# The attributes of a rotary embedding that JSON has.
+_ATTRIBUTES = ("rope_type", "head_dim", "rotary_dim", "interleaved", "attention_factor")
 
 # Numbers of at least this size are written with an exponent.
 _LARGE = 1e6
@@ -57,6 +63,21 @@ _UNSCALED = "unscaled"
 Fact = tuple[str, object]
 
 
+class Band(NamedTuple):
+    """Pairs of an axis that are scaled alike, as numbers for JSON.
+
+    wavelengths: of each pair, empty without rotation. growth: the same as multiples of those before
+    scaling, empty without scaling.
+    """
+
+    axis: str
+    unit: str
+    pairs: list[int]
+    wavelengths: list[float]
+    growth: list[float]
+    effect: str
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `rope-cpu show`."""
     add_config_arguments(parser)
@@ -67,6 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="also plot wavelengths and the decay of scores with distance (.png or .svg)",
     )
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -77,38 +99,79 @@ def run(args: argparse.Namespace) -> int:
     rotations = rotations_from_arguments(config, args)
     if args.plot is not None and not any(rotation.by_length for rotation in rotations):
         raise UsageError(f"`--plot` is {shown(str(args.plot))}, but these layers are not rotated")
-    lines = [line for rotation in rotations for line in (*describe(rotation), "")]
-    print_lines(lines[:-1])
+    if args.json:
+        print_lines(json.dumps([as_dict(rotation) for rotation in rotations], indent=2).split("\n"))
+    else:
+        lines = [line for rotation in rotations for line in (*describe(rotation), "")]
+        print_lines(lines[:-1])
     if args.plot is not None:
         from rope_cpu.cli.show_plot import draw
 
         with write_errors(args.plot):
             draw(rotations).savefig(args.plot, dpi=130)
-        print_lines(["", f"written: {args.plot}"])
+        print_lines([] if args.json else ["", f"written: {args.plot}"])
     return 0
 
 
 def describe(rotation: LayerRotation) -> Iterator[str]:
     """Yield the lines that describe a rotation."""
     yield f"{rotation.model}, {rotation.layers}"
-    if not rotation.by_length:
-        return
-    yield from map(_line, _pairing_facts(rotation))
-    yield from map(_line, _axes_facts(rotation.rope))
-    yield from map(_line, _attention_facts(rotation))
-    ranges = rotation.rope.spec.length_ranges
-    if ranges:
-        yield _line(("frequencies by length", ranges))
+    yield from _lines(_facts(rotation))
     for length, rope in rotation.by_length.items():
         if length:
             yield f"  {length}"
-        yield from map(_line, _factor_facts(rotation, rope))
+        yield from _lines(_factor_facts(rotation, rope))
         yield from (f"    {line}" for line in band_lines(rotation, rope))
 
 
-def _line(fact: Fact) -> str:
-    name, value = fact
-    return f"  {name:<32} {value}"
+def as_dict(rotation: LayerRotation) -> dict[str, Any]:
+    """Return the content of `describe` for JSON."""
+    by_length = {
+        length: {
+            **{name: getattr(rope, name) for name in _ATTRIBUTES},
+            "facts": _values(_factor_facts(rotation, rope)),
+            "bands": [band._asdict() for band in _bands(rotation, rope)],
+        }
+        for length, rope in rotation.by_length.items()
+    }
+    return {
+        "model": rotation.model,
+        "layers": rotation.layers,
+        "layer_type": rotation.layer_type,
+        "facts": _values(_facts(rotation)),
+        "by_length": by_length,
+    }
+
+
+def _values(facts: Iterable[Fact]) -> dict[str, list[object]]:
+    """Return the values of each name."""
+    values: dict[str, list[object]] = {}
+    last = ""
+    for name, value in facts:
+        last = name or last
+        values.setdefault(last, []).append(value)
+    return values
+
+
+def _lines(facts: Iterable[Fact]) -> Iterator[str]:
+    """Yield facts in lines that fit the screen."""
+    columns = min(_WIDTH, max(_LEAST_WIDTH, get_terminal_size((_WIDTH, 0)).columns))
+    for name, value in facts:
+        start = f"  {name:<32} "
+        wrapper = textwrap.TextWrapper(columns, start, " " * len(start), break_on_hyphens=False)
+        yield from wrapper.wrap(_short_text(value))
+
+
+def _facts(rotation: LayerRotation) -> Iterator[Fact]:
+    """Yield the facts that hold at every length; none of layers without rotation."""
+    if not rotation.by_length:
+        return
+    yield from _pairing_facts(rotation)
+    yield from _axes_facts(rotation.rope)
+    yield from _attention_facts(rotation)
+    ranges = rotation.rope.spec.length_ranges
+    if ranges:
+        yield "frequencies by length", ranges
 
 
 def _pairing_facts(rotation: LayerRotation) -> Iterator[Fact]:
@@ -128,7 +191,7 @@ def _pairing_facts(rotation: LayerRotation) -> Iterator[Fact]:
     interleaved_names = FACTS["interleaved_weights"].get(rotation.config.model_type)
     if interleaved_names is not None:
         published = f"published weights ({interleaved_names}) pair (2i, 2i+1)"
-        yield from _wrapped("", f"of weights as transformers loads them; {published}")
+        yield "", f"of weights as transformers loads them; {published}"
     width = rotation.head_width
     rotated = 2 * np.count_nonzero(pair_frequencies(rope))
     yield "widths", f"{rotated} of the {width} elements of a head are rotated"
@@ -137,7 +200,7 @@ def _pairing_facts(rotation: LayerRotation) -> Iterator[Fact]:
     yield from _head_counts(rotation)
     yield "rope type", rope.rope_type
     for key in sorted(set(rotation.parameters) - {"rope_type", "type"}):
-        yield key, _short_text(rotation.parameters[key])
+        yield key, rotation.parameters[key]
 
 
 def _head_counts(rotation: LayerRotation) -> Iterator[Fact]:
@@ -145,7 +208,7 @@ def _head_counts(rotation: LayerRotation) -> Iterator[Fact]:
     with contextlib.suppress(TypeError, ValueError):
         heads, kv_heads = rotation.config.heads(rotation.layer_type)
         if heads is not None:
-            yield "heads of q, and of k and v", f"{heads}, {kv_heads}"
+            yield "heads of q, and of k and v", (heads, kv_heads)
 
 
 def _axes_facts(rope: RotaryEmbedding) -> Iterator[Fact]:
@@ -168,11 +231,11 @@ def _attention_facts(rotation: LayerRotation) -> Iterator[Fact]:
     yield from _norm_facts(attention)
     if attention.latent or attention.own_cache is not None:
         latent = "compressed keys and values (latent attention)"
-        yield from _wrapped("cache", attention.own_cache or latent)
+        yield "cache", attention.own_cache or latent
     elif attention.causal and attention.other is None:
         yield from _calls(attention, _kinds_of_layers(rotation, attention))
     for part in _parts_without_argument(attention):
-        yield from _wrapped("no argument for", part)
+        yield "no argument for", part
     if attention.shared_layers:
         yield "shared keys and values", f"in the last {attention.shared_layers} layers"
 
@@ -184,9 +247,9 @@ def _norm_facts(attention: Attention) -> Iterator[Fact]:
         weights = f", weights + {attention.norm_offset:g}" if attention.norm_offset else ""
         norm = rms_norm + (weights if attention.norm_weighted else ", no weights")
         text = f"{attention.qk_norm} the rotation: {attention.norm_other or norm}"
-        yield from _wrapped("norms of q and k", text)
+        yield "norms of q and k", text
     if attention.v_norm:
-        yield from _wrapped("norm of v", f"{rms_norm}, no weights")
+        yield "norm of v", f"{rms_norm}, no weights"
 
 
 def _kinds_of_layers(rotation: LayerRotation, attention: Attention) -> list[str]:
@@ -201,7 +264,7 @@ def _kinds_of_layers(rotation: LayerRotation, attention: Attention) -> list[str]
 def _calls(attention: Attention, kinds: list[str]) -> Iterator[Fact]:
     """Yield the call of `attention` with the model's own arguments, for each kind of layers."""
     if not kinds:
-        yield from _wrapped("window", f"{attention.window} keys, in layers that are not known")
+        yield "window", f"{attention.window} keys, in layers that are not known"
     for kind in kinds:
         arguments = {
             "window": attention.window_of(kind),
@@ -211,7 +274,7 @@ def _calls(attention: Attention, kinds: list[str]) -> Iterator[Fact]:
         }
         given = [f"{name}={value}" for name, value in arguments.items() if value]
         call = f"attention({', '.join(['q', 'cache', 'batch', *given])})"
-        yield from _wrapped(f"call, {kind}" if len(kinds) > 1 else "call", call)
+        yield f"call, {kind}" if len(kinds) > 1 else "call", call
 
 
 def _parts_without_argument(attention: Attention) -> Iterator[str]:
@@ -226,13 +289,6 @@ def _parts_without_argument(attention: Attention) -> Iterator[str]:
     if attention.unrotated_query_scale is not None:
         scale = attention.unrotated_query_scale
         yield f"queries of layers without rotation, scaled by their position, by {scale}"
-
-
-def _wrapped(name: str, text: str) -> Iterator[Fact]:
-    """Yield a fact in lines that fit the screen."""
-    for line in textwrap.wrap(text, _VALUE_WIDTH):
-        yield name, line
-        name = ""
 
 
 def _factor_facts(rotation: LayerRotation, rope: RotaryEmbedding) -> Iterator[Fact]:
@@ -272,19 +328,20 @@ def _reads_mscale(rope: RotaryEmbedding) -> bool:
 
 def _short_text(value: Any) -> str:
     if isinstance(value, list | tuple) and len(value) > _LONGEST_LIST:
-        return f"{len(value)} values, {_number_text(value[0])} … {_number_text(value[-1])}"
-    return cut(str(value))
-
-
-def _number_text(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+        return f"{len(value)} values, {value[0]:.6g} … {value[-1]:.6g}"
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else cut(str(value))
 
 
 def band_lines(rotation: LayerRotation, rope: RotaryEmbedding) -> Iterator[str]:
     """Yield the lines of the table of bands: the pairs of an axis that are scaled alike."""
     has_axes = len(rotation.axes) > 1
     unit = "" if has_axes else f" in {rotation.axes[0].unit}"
-    rows = [("axis", "pairs", f"wavelengths{unit}", "scale"), *_bands(rotation, rope)]
+    rows = [("axis", "pairs", f"wavelengths{unit}", "scale")]
+    for band in _bands(rotation, rope):
+        waves = _range(band.wavelengths) if band.wavelengths else ""
+        scale = f"{_range(band.growth)} times as long" if band.growth else band.effect
+        unit = f" {band.unit}" if has_axes else ""
+        rows.append((band.axis, _pairs_text(band.pairs), waves + unit, scale))
     columns = list(zip(*rows, strict=True))[0 if has_axes else 1 :]
     widths = [max(map(len, column)) for column in columns]
     for row in zip(*columns, strict=True):
@@ -292,7 +349,7 @@ def band_lines(rotation: LayerRotation, rope: RotaryEmbedding) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def _bands(rotation: LayerRotation, rope: RotaryEmbedding) -> Iterator[tuple[str, ...]]:
+def _bands(rotation: LayerRotation, rope: RotaryEmbedding) -> Iterator[Band]:
     """Yield the bands, axis by axis; pairs without rotation are a band of the only axis."""
     frequencies = pair_frequencies(rope)
     has_axes = len(rotation.axes) > 1
@@ -307,12 +364,10 @@ def _bands(rotation: LayerRotation, rope: RotaryEmbedding) -> Iterator[tuple[str
     for number, axis in [*enumerate(rotation.axes), (-1, _NO_AXIS)]:
         own_pairs = np.flatnonzero(pair_axes == number)
         for effect, run in groupby(own_pairs, key=effects.__getitem__):
-            pairs = np.array(list(run))
-            waves = "" if effect == _UNROTATED else _range(2 * np.pi / frequencies[pairs])
-            unit = f" {axis.unit}" if has_axes else ""
-            is_scaled = effect not in (_UNROTATED, _UNSCALED)
-            scale = f"{_range(growth[pairs])} times as long" if is_scaled else effect
-            yield axis.name, _pairs_text(pairs), waves + unit, scale
+            pairs = list(run)
+            waves = [] if effect == _UNROTATED else (2 * np.pi / frequencies[pairs]).tolist()
+            scales = [] if effect in (_UNROTATED, _UNSCALED) else growth[pairs].tolist()
+            yield Band(axis.name, axis.unit, [*map(int, pairs)], waves, scales, effect)
 
 
 def _effects_of_scaling(growth: Float64, changed: NDArray[np.bool_]) -> list[str]:
@@ -326,7 +381,7 @@ def _effects_of_scaling(growth: Float64, changed: NDArray[np.bool_]) -> list[str
     return list(np.select(conditions, [_UNROTATED, _UNSCALED, "scaled most"], "scaled in between"))
 
 
-def _pairs_text(pairs: Int64) -> str:
+def _pairs_text(pairs: Sequence[int]) -> str:
     """Return "0-28", or "20 of 1-58" for pairs between which others lie."""
     first = pairs[0]
     last = pairs[-1]
@@ -336,10 +391,10 @@ def _pairs_text(pairs: Int64) -> str:
     return between if last - first + 1 == len(pairs) else f"{len(pairs)} of {between}"
 
 
-def _range(values: Float64) -> str:
+def _range(values: Sequence[float]) -> str:
     """Return "6.28 to 1610", or one number for values that are equal in three digits."""
-    least = _number(values.min())
-    most = _number(values.max())
+    least = _number(min(values))
+    most = _number(max(values))
     return least if least == most else f"{least} to {most}"
 
 

@@ -20,15 +20,19 @@ _WIDTH = 9.0
 _ROW_HEIGHT = 3.2
 _TITLE_AND_LEGEND_HEIGHT = 1.2
 
-# Sizes in points.
+# Sizes in points; _RIM: the part of a line that shows behind an equal one.
+_LINE = 1.2
+_RIM = 1.8
 _STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 10,
     "figure.titlesize": 11,
-    "lines.linewidth": 1.2,
+    "lines.linewidth": _LINE,
     "lines.markersize": 3,
     "legend.frameon": False,
 }
+# Of a curve before scaling: marks would hide its dashes.
+_BEFORE = {"color": "0.55", "linestyle": "--", "marker": "", "zorder": 1.5}
 _CONTEXT_STYLES = {"original context": ":", "maximum context": "-."}
 
 # Largest distances without a known maximum context: a multiple of the original context, or the
@@ -105,26 +109,29 @@ def _prepare_scores(panel: Axes, axes: Sequence[Axis]) -> None:
 def _draw_axis(
     panel: Axes, scores: Axes, rotation: LayerRotation, axis: Axis, pairs: Int64, group: str
 ) -> None:
-    """Draw the wavelengths and scores of an axis at each length, and dashed before scaling.
+    """Draw the wavelengths and scores of an axis at each length, and grey before scaling.
 
-    The dashed curve is left out if it equals another.
+    The grey curve is left out if it equals another.
     """
     before = rotation.unscaled[pairs]
     after = {length: pair_frequencies(rope)[pairs] for length, rope in rotation.by_length.items()}
     changed = [changed_pairs(frequencies, before) for frequencies in after.values()]
     largest = _largest_distance(rotation, axis)
-    # Two axes often have the same scores, so that the first ones are drawn wider.
-    width = len(rotation.axes) - rotation.axes.index(axis)
     otherwise = "after scaling" if np.any(changed) else ""
-    curves = [(length or otherwise, "-", frequencies) for length, frequencies in after.items()]
+    curves = [(length or otherwise, frequencies) for length, frequencies in after.items()]
     if all(pairs_of_length.any() for pairs_of_length in changed):
-        curves.insert(0, ("before scaling", "--", before))
-    for label, style, frequencies in curves:
+        curves.append(("before scaling", before))
+    for label, frequencies in curves:
         color = f"C{len(scores.lines)}"
+        style: dict[str, Any] = {"color": color, "marker": ".", "zorder": 2.0}
+        style |= _BEFORE if frequencies is before else {}
         label = _plain(f"{group} {label}".strip()) or "all pairs"
-        panel.plot(pairs, 2 * np.pi / frequencies, style, marker=".", color=color, label=label)
+        panel.plot(pairs, 2 * np.pi / frequencies, **style, label=label)
         distances, values = expected_scores(frequencies, largest, axis.step)
-        scores.plot(distances, values, style, color=color, linewidth=width)
+        # A curve that equals earlier ones, as of another axis, is wider and drawn behind them.
+        equal = sum(np.array_equal(line.get_ydata(), values) for line in scores.lines)
+        style |= {"linewidth": _LINE + _RIM * equal, "zorder": style["zorder"] - equal / 10}
+        scores.plot(distances, values, **style | {"marker": ""})
     _shade(panel, pairs, np.any(changed, axis=0), f"{group} pairs that scaling changes".strip())
 
 

@@ -32,6 +32,7 @@ from rope_cpu.configs.model_config import ModelConfig
 LARGEST = 2**26
 PACKAGES = ("rope-cpu", "numpy", "numba", "onnx", "onnxruntime")
 WIDTH = 100
+LEAST_WIDTH = 80  # the table would lose digits in fewer columns
 LEGEND = (
     "max error: largest difference from the exact rotation, or from attention in float64. "
     "of tolerance: largest share of the error allowed to an element, of a rotation ½ ulp + "
@@ -126,7 +127,8 @@ def _print_layers(
 
 def _print(content: str | Table, **options: Any) -> None:
     """Print by rich; captured, since it would end the process if the reader stops reading."""
-    console = Console(highlight=False, width=min(WIDTH, get_terminal_size((WIDTH, 0)).columns))
+    columns = get_terminal_size((WIDTH, 0)).columns
+    console = Console(highlight=False, width=min(WIDTH, max(LEAST_WIDTH, columns)))
     with console.capture() as captured:
         console.print(content, **options)
     print(re.sub(r" +\n", "\n", captured.get()), end="", flush=True)

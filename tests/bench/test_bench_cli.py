@@ -7,7 +7,7 @@ import pytest
 
 import rope_cpu
 from rope_cpu.bench import cases as table
-from rope_cpu.bench import cli, report, rotations
+from rope_cpu.bench import cli, rotations
 from rope_cpu.bench.cli import select
 from rope_cpu.bench.workloads import MODELS, model_of_file
 from rope_cpu.command_line import UsageError
@@ -62,9 +62,11 @@ def test_a_listing_has_names_and_descriptions(bench, cases, capsys):
     ]
 
 
-def test_a_listing_fits_the_width(bench, capsys):
+@pytest.mark.parametrize("columns", [60, 80, 100])
+def test_a_listing_fits_the_width(columns, bench, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
     assert bench("--list") == 0
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= report.WIDTH
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= columns
 
 
 def test_a_run_prints_and_writes(bench, capsys, tmp_path):

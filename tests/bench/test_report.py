@@ -86,7 +86,13 @@ def test_a_comparison_has_medians_and_their_ratio():
     assert "Nothing was compared" in nothing
 
 
-@pytest.mark.parametrize("changed", ["machine", "threads", "model"])
+@pytest.mark.parametrize(("cores", "text"), [(1, "1 core, 1 in use"), (2, "2 cores, 1 in use")])
+def test_a_machine_of_one_core(cores, text):
+    environment = ENVIRONMENT | {"processor": "CPU", "cores": cores, "threads": 1}
+    assert results.machine(environment) == f"CPU, {text}"
+
+
+@pytest.mark.parametrize("changed", ["machine", "model"])
 def test_a_comparison_names_what_differs(changed):
     older = older_run("other", 1.0, **{changed: "another"})
     _, line, _ = report.comparison(timed_run(timed_case()), older)

@@ -1,6 +1,8 @@
 """`rope-cpu show`: its facts and its table, checked by hand."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -62,6 +64,85 @@ def test_both_sides_of_longrope(shown):
     assert lines.count("attention factor 1.41421") == 2
 
 
+DATA = Path(__file__).parents[1] / "data"
+REAL_CONFIGS = json.loads((DATA / "published_configs.json").read_text())
+
+
+def value_text(value):
+    """Return a value of a fact as the screen has it."""
+    if not isinstance(value, list):
+        return str(value)
+    if len(value) > 6:
+        return f"{len(value)} values, {value[0]:.6g} … {value[-1]:.6g}"
+    return ", ".join(map(str, value))
+
+
+def ends_text(values):
+    """Return the ends of numbers in three digits."""
+    ends = [f"{float(f'{end(values):.3g}'):g}".replace("e+0", "e") for end in (min, max)]
+    return " to ".join(dict.fromkeys(ends))
+
+
+def texts_of(document):
+    """Yield the texts that the screen has for a document of `--json`."""
+    for group in document:
+        yield f"{group['model']}, {group['layers']}"
+        yield from texts_of_facts(group["facts"])
+        for length, part in group["by_length"].items():
+            yield length
+            yield from texts_of_facts(part["facts"])
+            yield from texts_of_bands(part["bands"])
+
+
+def texts_of_facts(facts):
+    for name, values in facts.items():
+        yield name
+        yield from map(value_text, values)
+
+
+def texts_of_bands(bands):
+    has_axes = bool(bands[0]["axis"])
+    yield "axis pairs wavelengths" if has_axes else f"pairs wavelengths in {bands[0]['unit']}"
+    yield "scale"
+    for band in bands:
+        first, *_, last = band["pairs"]
+        assert band["pairs"] == list(range(first, last + 1))
+        growth = band["growth"]
+        yield f"{band['axis']} {first}-{last} {ends_text(band['wavelengths'])}"
+        yield band["unit"] if has_axes else ""
+        yield f"{ends_text(growth)} times as long" if growth else band["effect"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["llama3.1-8b", "gemma3-27b", "gpt_oss-120b", "phi3-mini-128k", "diffusers/flux-schnell"],
+)
+def test_json_has_all_that_the_screen_has(name, shown):
+    config = REAL_CONFIGS[name]["config"]
+    document = json.loads("".join(shown(config, "--json")))
+    screen = " ".join(shown(config)).split()
+    assert " ".join(texts_of(document)).split() == screen
+    for group in document:
+        for part in group["by_length"].values():
+            pairs = [pair for band in part["bands"] for pair in band["pairs"]]
+            assert pairs == list(range(part["rotary_dim"] // 2))
+
+
+def test_json_of_layers_without_rotation(shown):
+    (group,) = json.loads(
+        "".join(shown({"model_type": "beam"}, "--json", "--layer-type", "full_attention"))
+    )
+    assert group["layers"] == "full_attention: not rotated"
+    assert group["facts"] == group["by_length"] == {}
+
+
+def test_json_is_the_only_output_beside_a_picture(shown, tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "x.svg"
+    assert json.loads("".join(shown(LLAMA3, "--json", "--plot", str(picture))))
+    assert picture.exists()
+
+
 def with_yarn(**changes):
     """Return the config of DeepSeek with changes of its section."""
     return {**DEEPSEEK, "rope_scaling": {**YARN, **changes}}
@@ -86,7 +167,7 @@ RMS = "before the rotation: RMS norm of each head,"
         (DEEPSEEK, ["0-10 6.28 to 112 unscaled", "23-31 188000 to 1.88e6 40 times as long"]),
         ({"model_type": "gemma4_text"}, ["64-255 not rotated"]),
         ({"model_type": "beam"}, ["beam, full_attention: not rotated"]),
-        ({"model_type": "nanochat"}, ["direction backwards: the angle is minus position times "]),
+        ({"model_type": "nanochat"}, ["direction backwards: the angle"]),
         ({"model_type": "qwen3"}, [f"norms of q and k {RMS}", "eps 1e-06"]),
         ({"model_type": "gemma3_text"}, [f"norms of q and k {RMS}", "eps 1e-06, weights + 1"]),
         ({"model_type": "nanochat"}, ["norms of q and k after the rotation", "eps 1e-06, no w"]),
@@ -256,10 +337,12 @@ NORM_KEYS = {key: True for key, _ in FACTS["qk_norm_key"].values()}
     ],
     ids=lambda config: config["model_type"],
 )
-def test_lines_fit_a_terminal(config):
+def test_lines_fit_a_terminal(config, monkeypatch):
     parsed = reader.read({"rms_norm_eps": 1e-06, **NORM_KEYS, **config})
     rotation = rotation_of(RotaryEmbedding(64), attention=parsed.attention)
-    assert max(map(len, show.describe(rotation))) <= 80
+    for columns in (80, 60):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert max(map(len, show.describe(rotation))) <= columns
 
 
 def rotation_of(rope, **fields):

@@ -144,14 +144,25 @@ def test_panels_share_the_scale_of_wavelengths():
 
 
 def test_equal_curves_are_all_visible():
-    row, column = figure_of(FLUX).axes[-1].lines[1:3]
-    assert row.get_linewidth() > column.get_linewidth()
+    """The second one is wider and lies behind the first; others have one width."""
+    image, row, column = figure_of(FLUX).axes[-1].lines
+    assert image.get_linewidth() == row.get_linewidth() < column.get_linewidth()
+    assert column.get_zorder() < row.get_zorder()
+
+
+def test_curves_before_scaling_are_grey_and_behind():
+    for panel in figure_of(GEMMA3).axes:
+        sliding, after, before = panel.lines[:3]
+        assert len({sliding.get_color(), after.get_color(), before.get_color()}) == 3
+        assert float(before.get_color()) < 1  # a grey
+        assert before.get_zorder() < min(sliding.get_zorder(), after.get_zorder())
+        assert not before.get_marker()
 
 
 @pytest.mark.parametrize(
     ("config", "labels"),
     [
-        (LLAMA3, ["before scaling", "after scaling", "pairs that scaling changes"]),
+        (LLAMA3, ["after scaling", "before scaling", "pairs that scaling changes"]),
         (PHI3, ["at 64 tokens", "at 4096 tokens", "pairs that scaling changes"]),
         ({**MROPE, "model_type": "llama"}, ["all pairs"]),
         (
@@ -159,7 +170,7 @@ def test_equal_curves_are_all_visible():
             ["sliding_attention (default)"]
             + [
                 f"full_attention (linear) {name}"
-                for name in ("before scaling", "after scaling", "pairs that scaling changes")
+                for name in ("after scaling", "before scaling", "pairs that scaling changes")
             ],
         ),
     ],

@@ -73,14 +73,33 @@ def test_a_row_for_numpy_and_for_each_target(run):
 
 
 @pytest.mark.usefixtures("one_dtype")
-def test_the_table_fits_eighty_columns(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "80")
+def test_without_a_terminal_each_row_is_a_line_as_soon_as_it_is_known(run, monkeypatch):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    whole = run()
+    (rows,) = whole.layers.values()
+    labels = "verified {part} {dtype} {pairing} by {by}\n"
+    lines = [labels.format_map(row) for row in rows]
+    assert whole.err == "".join(lines)
+    monkeypatch.setattr(verify_rows, "numpy_attention", interrupt)
+    interrupted = run()
+    assert interrupted.out == ""
+    assert interrupted.err == "".join(line for line in lines if " rotation " in line)
+
+
+@pytest.mark.usefixtures("one_dtype")
+@pytest.mark.parametrize("columns", ["80", "60"])
+def test_the_table_fits_eighty_columns(columns, monkeypatch, capsys):
+    """In fewer columns the terminal breaks its lines, and no figure is cut."""
+    monkeypatch.setenv("COLUMNS", columns)
     monkeypatch.setattr(verify_rows, "TOKENS", 16)
     assert cli.main(["verify"]) == 0
     out = capsys.readouterr().out
     assert "Llama 3.1 8B: rope type llama3" in out
     assert "\x1b" not in out
     assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out
     assert not re.search(" $", out, re.MULTILINE)
 
 

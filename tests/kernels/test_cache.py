@@ -1,8 +1,10 @@
 """Compiled kernels in Numba's cache on disk: later processes find them and never mix them up."""
 
 import ast
+import functools
 import hashlib
 import itertools
+import logging
 import os
 import re
 import shutil
@@ -305,6 +307,20 @@ def test_a_damaged_file_is_named_once_and_done_without(cache_folder, suffix, dam
         assert [compiled_increment(), compiled_increment()] == [False, False]
     assert len(warned) == 1
     assert str(damaged.parent) in str(warned[0].message)
+
+
+def test_the_first_compilation_of_a_process_is_announced(cache_folder, monkeypatch, caplog):
+    """The message comes before the wait, once, and not for kernels that the cache holds."""
+    monkeypatch.setattr(compiling, "_log_once", functools.cache(compiling._log_once.__wrapped__))
+    caplog.set_level(logging.INFO, "rope_cpu")
+    assert not compiled_increment()
+    compiling.compile_kernel(increment, "other", (types.intp,))
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("rope_cpu", "INFO")
+    assert all(word in record.message for word in ("seconds", str(cache_folder)))
+    compiling._log_once.cache_clear()
+    assert compiled_increment()
+    assert len(caplog.records) == 1
 
 
 def test_an_unreadable_file_is_done_without(cache_folder):
