@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 import transformers
 from rope_server.text import Detokenizer, Text
@@ -32,6 +35,8 @@ def test_chat_template(text, peer):
     "template",
     [
         "{{ messages | tojson }}",
+        "{{ tools is none }} {{ documents is none }}",
+        "{{ bos_token }} {{ pad_token }}",
         "{{ messages | tojson(indent=2) }}",
         "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m }}{% endfor %}",
         "{{ strftime_now('%Y-%m-%d') }}",
@@ -39,8 +44,9 @@ def test_chat_template(text, peer):
     ],
 )
 def test_parts_of_templates(llama, peer, tmp_path, template):
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).write_text((llama.folder / name).read_text())
+    shutil.copy(llama.folder / "tokenizer.json", tmp_path)
+    config = json.loads((llama.folder / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"pad_token": None}))
     (tmp_path / "chat_template.jinja").write_text(template)
     rendered = peer.apply_chat_template(
         MESSAGES, chat_template=template, add_generation_prompt=True, tokenize=False
