@@ -103,7 +103,9 @@ QUERY_FACTORS = {
 def test_queries_scaled_by_position(name):
     config, expected = QUERY_FACTORS[name]
     layer = rope_cpu.attention_layer(config, 3)
+    assert layer == rope_cpu.attention_layer(config, 3)
     for same in (layer, pickle.loads(pickle.dumps(layer))):
+        assert same == layer
         factors = same.query_factors(POSITIONS)
         assert factors.dtype == np.float32
         np.testing.assert_allclose(factors, expected, rtol=2**-24, atol=0)
