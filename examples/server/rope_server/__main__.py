@@ -37,6 +37,7 @@ def main() -> None:
         app,
         host=given.host,
         port=given.port,
+        http="h11",  # of uvicorn's parsers the one that limits headers
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=given.grace,
         access_log=False,  # /metrics counts

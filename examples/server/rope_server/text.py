@@ -24,6 +24,8 @@ class Text:
     def __init__(self, folder: str | Path) -> None:
         folder = Path(folder)
         self.tokenizer = Tokenizer.from_buffer((folder / "tokenizer.json").read_bytes())
+        self.tokenizer.no_truncation()  # which tokenizer.json may ask for, and transformers ignores
+        self.tokenizer.no_padding()
         self.stop_tokens = _stop_tokens(folder)
         config = _json(folder / "tokenizer_config.json")
         self._special = {

@@ -276,7 +276,8 @@ def test_others_are_served_beside_300_bad_clients(server):
 
 
 def test_nothing_grows_over_2000_requests(server):
-    asyncio.run(together(server, PROMPTS, max_tokens=4))
+    for _ in range(3):  # until allocators have what they keep
+        asyncio.run(together(server, PROMPTS, max_tokens=4))
     before, memory = server.resources()
     for _ in range(10):
         asyncio.run(together(server, PROMPTS, max_tokens=4))

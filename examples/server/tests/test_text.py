@@ -8,6 +8,7 @@ import shutil
 import pytest
 import transformers
 from rope_server.text import Detokenizer, Text
+from tokenizers import Tokenizer
 
 MESSAGES = [
     {"role": "system", "content": " Be brief. "},
@@ -53,6 +54,15 @@ def test_parts_of_templates(llama, peer, tmp_path, template):
     )
     expected = peer(rendered, add_special_tokens=False)["input_ids"]
     assert Text(tmp_path).encode_chat(MESSAGES) == expected
+
+
+def test_texts_are_not_truncated(llama, text, tmp_path):
+    """Nor padded, whatever tokenizer.json says of batches for training."""
+    tokenizer = Tokenizer.from_file(str(llama.folder / "tokenizer.json"))
+    tokenizer.enable_truncation(5)
+    tokenizer.enable_padding(length=100)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert Text(tmp_path).encode(TEXT) == text.encode(TEXT)
 
 
 def test_refused_conversations(text, tmp_path, llama):
