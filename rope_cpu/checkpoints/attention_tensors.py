@@ -169,7 +169,11 @@ def check_shapes(
     """
     rows = {"q": heads * width, "k": kv_heads * width, "v": kv_heads * width}
     hidden = arrays["q"].shape[-1:]
-    shapes = {"q_norm": (width,), "k_norm": (width,), "sinks": (heads,)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "q_norm": (width,),
+        "k_norm": (width,),
+        "sinks": (heads,),
+    }
     for name, count in rows.items():
         shapes[name] = (count, *hidden)
         shapes[f"{name}_bias"] = (count,)

@@ -264,7 +264,7 @@ async def _http_error(request: Request, error: Any) -> Response:
 
 async def _invalid(request: Request, error: Any) -> Response:
     first = error.errors()[0]
-    place = ".".join(map(str, first["loc"][1:])) or "the body"
+    place = ".".join(map(str, first["loc"]))
     return _error(400, f"{place}: {first['msg']}")
 
 
