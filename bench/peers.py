@@ -177,7 +177,7 @@ def _bound(workload: Workload, session: Any, tables: dict[str, Array]) -> Call:
     return rotation_call(workload, run, argument_sets, pairs[0], arithmetic="own", results=results)
 
 
-def _exported_session(target: str, workload: Workload, dtypes: Sequence[str]) -> Any:
+def _exported_session(target: Any, workload: Workload, dtypes: Sequence[str]) -> Any:
     """Return a session of the rotation of both q and k, with tables of all positions."""
     _require_onnxruntime(workload, dtypes)
     from rope_cpu.export import export_rope

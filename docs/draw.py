@@ -1,8 +1,8 @@
-"""Draw the pictures of the manual into docs/pictures: python docs/draw.py [FOLDER]."""
+"""Draw the pictures of the manual into docs/pictures, and docs/bench.png: python docs/draw.py."""
 
 from __future__ import annotations
 
-import argparse
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,12 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 
 import rope_cpu
 
-COLORS = ("#c8372d", "#2f6db5", "#3a8f5c", "#c98a1b", "#7a52a1", "#4a4a4a", "#1f9aa0", "#b0568f")
-GREY = "#d9dee2"
+COLORS = ("#d3443a", "#3d7fcb", "#3a8f5c", "#c98a1b", "#7a52a1", "#4a4a4a", "#1f9aa0", "#b0568f")
 DARK = "#333333"
+LIGHT = "#dddddd"
+GREY = "#8a949d40"  # half transparent: on white and on black paper
+TIMES = "\N{MULTIPLICATION SIGN}"
+DOCS = Path(__file__).parent
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -26,9 +29,26 @@ LLAMA3 = {
 }
 _COS_SIN = "cos and sin"
 # Color, color of the text and width of a step; layers have others.
-_STEP_STYLES = {_COS_SIN: (GREY, DARK, 1.4)}
+_STEP_STYLES = {_COS_SIN: (GREY, DARK, 1.6)}
 # Text stays text, and the same input gives the same file.
 SVG = {"svg.fonttype": "none", "svg.hashsalt": "rope_cpu", "font.size": 10}
+INKS = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+# Browsers apply it in a dark palette: paper and ink change, colors and white text on them do not.
+DARK_PALETTE = f"""
+@media (prefers-color-scheme: dark) {{
+  path[style*="fill: #ffffff"] {{ fill: #1e2129 !important }}
+  [style*="fill: {DARK}"] {{ fill: {LIGHT} !important }}
+  [style*="stroke: {DARK}"] {{ stroke: {LIGHT} !important }}
+}}
+"""
+# Row of the table of times in performance.md → its name in the picture.
+CONTENDERS = {
+    "rope_cpu plan": "rope_cpu",
+    "NumPy rotate_half": "NumPy",
+    "torch.compile": "torch.compile",
+    "JAX jit": "JAX jit",
+    "onnxruntime, RotaryEmbedding-23 alone, IO-bound": "onnxruntime",
+}
 
 
 def pairings() -> Figure:
@@ -87,7 +107,7 @@ def scaling() -> Figure:
     axes.plot(2 * np.pi / before.inv_freq, "--", color=COLORS[1], label="before scaling")
     axes.plot(2 * np.pi / after.inv_freq, color=COLORS[0], label='after, "llama3" with factor 8')
     scaled = np.flatnonzero(after.inv_freq != before.inv_freq)
-    axes.axvspan(scaled[0], 63, color=GREY, alpha=0.5, label="scaled pairs")
+    axes.axvspan(scaled[0], 63, color=GREY, label="scaled pairs")
     for text, length in lengths.items():
         axes.axhline(length, color=DARK, lw=0.8, ls=":")
         axes.text(0.5, length * 1.2, text, fontsize=9, color=DARK)
@@ -145,13 +165,13 @@ def plan() -> Figure:
             start = _step(axes, start, -row, step)
     axes.annotate(
         "time",
-        xy=(11.2, -1.45),
+        xy=(12.0, -1.45),
         xytext=(0, -1.45),
         va="center",
         color=DARK,
         arrowprops={"arrowstyle": "->", "color": DARK},
     )
-    axes.set_xlim(-3.6, 11.4)
+    axes.set_xlim(-3.9, 12.2)
     axes.set_ylim(-1.7, 0.9)
     axes.axis("off")
     return figure
@@ -187,6 +207,44 @@ def at_length() -> Figure:
     return figure
 
 
+def decay() -> Figure:
+    """Draw the bound on scores by the example that explains it."""
+    example = runpy.run_path(str(DOCS.parent / "examples" / "decay.py"))
+    distances = np.arange(257)
+    figure: Figure = example["plot"](distances, example["bound"](distances))
+    return figure
+
+
+def bench() -> Figure:
+    """Draw the times of well-known contenders from the first table of performance.md."""
+    figure = Figure(figsize=(6.5, 2.6), layout="constrained")
+    columns = figure.subplots(1, 3, sharey=True)
+    titles = ("one token", "512 tokens", "4096 tokens")
+    times = _table_of_times()
+    for column, (axes, title) in enumerate(zip(columns, titles, strict=True)):
+        texts = [times[name][3 + column] for name in CONTENDERS]
+        multiples = [1.0, *map(float, texts[1:])]
+        axes.barh(list(CONTENDERS.values()), multiples, color=[COLORS[0]] + 4 * [COLORS[1]])
+        for row, (text, multiple) in enumerate(zip(texts, multiples, strict=True)):
+            shown = text if row == 0 else f"{text} {TIMES}"
+            axes.annotate(
+                shown,
+                (multiple, row),
+                xytext=(4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=11,
+            )
+        axes.set_title(title, fontsize=11)
+        axes.set_xlim(0, 1.6 * max(multiples))
+        axes.set_xticks([])
+        axes.tick_params(axis="y", length=0, labelsize=11)
+        axes.spines[["top", "right", "bottom"]].set_visible(False)
+    columns[0].invert_yaxis()
+    figure.supxlabel("time to rotate q and k into other arrays; shorter is faster", fontsize=11)
+    return figure
+
+
 PICTURES: dict[str, Callable[[], Figure]] = {
     "pairings": pairings,
     "layouts": layouts,
@@ -194,7 +252,18 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "axes": several_axes,
     "plan": plan,
     "at_length": at_length,
+    "decay": decay,
+    "bench": bench,
 }
+
+
+def _table_of_times() -> dict[str, list[str]]:
+    """Return the cells of the tables of performance.md by the first one of their row."""
+    rows: dict[str, list[str]] = {}
+    for line in (DOCS / "performance.md").read_text(encoding="utf-8").splitlines():
+        name, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+        rows.setdefault(name, cells)
+    return rows
 
 
 def _step(axes: Any, start: float, y: float, text: str) -> float:
@@ -221,12 +290,14 @@ def _arc(axes: Any, first: float, second: float, color: str) -> None:
 
 def main(folder: Path) -> None:
     """Write all pictures."""
-    with matplotlib.rc_context(SVG):
+    with matplotlib.rc_context(SVG | dict.fromkeys(INKS, DARK)):
         for name, draw in PICTURES.items():
-            draw().savefig(folder / f"{name}.svg", metadata={"Date": None})
+            path = folder / f"{name}.svg"
+            draw().savefig(path, metadata={"Date": None})
+            text = path.read_text(encoding="utf-8")
+            path.write_text(text.replace("</style>", f"{DARK_PALETTE}</style>", 1), "utf-8")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent / "pictures")
-    main(parser.parse_args().folder)
+    main(DOCS / "pictures")
+    bench().savefig(DOCS / "bench.png", dpi=200)

@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import onnx.compose
-from numpy.typing import ArrayLike, DTypeLike
+from numpy.typing import ArrayLike
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.scalars import finite_array, real_array
 from rope_cpu.arguments.texts import shown
-from rope_cpu.array_types import Float64
+from rope_cpu.array_types import Dtype, Float64
 
 from .checks import check_arrays, check_attention, check_rotary_embedding, plain_attention_options
 from .graph import (
@@ -41,7 +41,20 @@ from .nodes import (
     sequence_lengths,
     shared_cache_lengths,
 )
-from .options import INPUT, NORM_EPSILON, OPTIMUM_NAMES, SCALES, AttentionOptions
+from .options import (
+    INPUT,
+    NORM_EPSILON,
+    OPTIMUM_NAMES,
+    SCALES,
+    AttentionLayout,
+    AttentionOptions,
+    AttentionPositions,
+    Cache,
+    Int8,
+    Mask,
+    Names,
+    TargetName,
+)
 from .rope_model import batch_and_sequence, build_rotator, of_axes, position_inputs, position_values
 from .targets import TARGETS
 from .targets.base import Attention, Rotator
@@ -54,29 +67,29 @@ def export_attention(
     *,
     num_heads: int,
     num_kv_heads: int | None = None,
-    target: str = "onnx",
-    dtype: DTypeLike = np.float32,
-    layout: str = "bhsd",
+    target: TargetName = "onnx",
+    dtype: Dtype = np.float32,
+    layout: AttentionLayout = "bhsd",
     causal: bool = True,
     window: int | None = None,
     softcap: float | None = None,
     scale: float | None = None,
-    mask: str = "none",
+    mask: Mask = "none",
     qk_norm: tuple[ArrayLike, ArrayLike] | str | None = None,
     norm_epsilon: float = NORM_EPSILON,
     norm_offset: float = 0.0,
     sinks: ArrayLike | str | None = None,
     past: bool = True,
-    cache: str = "growing",
-    cache_dtype: DTypeLike | None = None,
+    cache: Cache = "growing",
+    cache_dtype: Int8 | None = None,
     batch_chunks: bool = False,
-    positions: str = "past",
+    positions: AttentionPositions = "past",
     max_positions: int | None = None,
     weights: Mapping[str, ArrayLike] | None = None,
     v_head_dim: int | None = None,
     opset: int | None = None,
     name_prefix: str = "",
-    names: str = "rope_cpu",
+    names: Names = "rope_cpu",
     layer: int | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> onnx.ModelProto:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import onnxruntime
@@ -27,16 +27,26 @@ from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import DTYPES, Float64
 
 from .graph import LAYOUTS
-from .nodes import MASK_SHAPES
-from .options import INPUT, NAMES, NORM_EPSILON, AttentionOptions, RopeOptions
+from .options import (
+    INPUT,
+    NAMES,
+    NORM_EPSILON,
+    AttentionLayout,
+    AttentionOptions,
+    AttentionPositions,
+    Cache,
+    Mask,
+    Positions,
+    RopeOptions,
+)
 from .targets import TARGETS, Target
 from .targets.ort import runtime_takes_query_lengths
 
-POSITIONS = ("position_ids", "offset", "none")
-ATTENTION_POSITIONS = ("past", "position_ids")
-ATTENTION_LAYOUTS = ("bhsd", "bshd", "bsd")
-MASKS = ("none", *MASK_SHAPES)
-CACHES = ("growing", "shared")
+POSITIONS = get_args(Positions)
+ATTENTION_POSITIONS = get_args(AttentionPositions)
+ATTENTION_LAYOUTS = get_args(AttentionLayout)
+MASKS = get_args(Mask)
+CACHES = get_args(Cache)
 # Where weights of norms, and sinks, come from.
 SOURCES = ("none", "initializer", INPUT)
 NORM_DEFAULTS = {"norm_epsilon": NORM_EPSILON, "norm_offset": 0.0}

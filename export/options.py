@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -21,8 +21,18 @@ INPUT = "input"
 PADDING_MASKS = ("padding", "tokens")
 BOOLEAN_MASKS = (*PADDING_MASKS, "bool")
 
-# Whose names the inputs and outputs have.
-NAMES = ("rope_cpu", "optimum")
+# The values of arguments, for type checkers.
+TargetName = Literal["onnx", "primitive", "ort"]
+Positions = Literal["position_ids", "offset", "none"]
+AttentionPositions = Literal["past", "position_ids"]
+AttentionLayout = Literal["bhsd", "bshd", "bsd"]
+Mask = Literal["none", "padding", "bool", "float"]
+Cache = Literal["growing", "shared"]
+Names = Literal["rope_cpu", "optimum"]  # whose names the inputs and outputs have
+Int8 = Literal["int8"] | np.dtype[Any] | type[Any]
+
+NAMES = get_args(Names)
+
 # Names of a whole decoder's inputs and outputs, as optimum and onnxruntime-genai have them.
 OPTIMUM_NAMES = {
     "past_key": "past_key_values.{layer}.key",

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import DTypeLike
 
 from rope_cpu import RotaryEmbedding
+from rope_cpu.array_types import Dtype
 
 from .checks import check_rope, check_rotary_embedding, plain_rope_options
-from .graph import BATCH, SEQUENCE, Graph, Shape, tensor_shape
+from .graph import BATCH, SEQUENCE, Graph, Layout, Shape, tensor_shape
 from .metadata import POSITION_DESCRIPTIONS, model_metadata, rotation_text
 from .nodes import CosSinValues, arange, computed_cos_sin, cos_sin_tables
-from .options import RopeOptions
+from .options import Positions, RopeOptions, TargetName
 from .targets import TARGETS
 from .targets.base import Rotator
 
@@ -25,13 +25,13 @@ TABLE_NAMES = ("cos_cache", "sin_cache")
 def export_rope(
     rope: RotaryEmbedding,
     *,
-    target: str = "onnx",
-    dtype: DTypeLike = np.float32,
-    layout: str = "bhsd",
+    target: TargetName = "onnx",
+    dtype: Dtype = np.float32,
+    layout: Layout = "bhsd",
     inputs: Sequence[str] = ("q", "k"),
     num_heads: int | None = None,
     num_kv_heads: int | None = None,
-    positions: str = "position_ids",
+    positions: Positions = "position_ids",
     max_positions: int | None = None,
     inverse: bool = False,
     opset: int | None = None,

@@ -1,4 +1,14 @@
-"""Rotary position embeddings for NumPy and ONNX on the CPU: exact, fast, in every variant."""
+"""Rotary position embeddings for NumPy and ONNX on the CPU: exact, fast, in every variant.
+
+`RotaryEmbedding` rotates q and k, and reads a model's config; its `plan` holds the cos and sin of a
+step for all layers. A server keeps keys and values in a `KVCache`, describes the sequences of a
+step by a `Batch`, and calls `attention`. `rope_cpu.export` writes the same as ONNX.
+
+>>> import numpy as np, rope_cpu
+>>> rope = rope_cpu.RotaryEmbedding(128, rope_theta=500000.0)
+>>> q = np.ones((1, 512, 32, 128), np.float32)  # (batch, seq, heads, head_dim)
+>>> q_rot, k_rot = rope(q, q[:, :, :8])
+"""
 
 from typing import TYPE_CHECKING
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -13,6 +13,13 @@ Array = NDArray[Any]
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 Intp = NDArray[np.intp]
+
+# The values of arguments, for type checkers. A dtype may be given as NumPy's object or class, too.
+Layout = Literal["bshd", "bhsd", "sbhd", "thd"]
+DtypeName = Literal["float32", "float64", "float16", "bfloat16"]
+CacheDtypeName = Literal["float32", "float16", "bfloat16", "int8"]
+Dtype = DtypeName | np.dtype[Any] | type[Any]
+CacheDtype = CacheDtypeName | np.dtype[Any] | type[Any]
 
 # The dtypes of arrays that can be rotated, by name.
 DTYPES: dict[str, np.dtype[Any]] = {

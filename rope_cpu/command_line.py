@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -96,7 +97,8 @@ def read_config(path: Path) -> ModelConfig:
     try:
         return read(path)
     except (TypeError, ValueError) as error:
-        raise UsageError(str(error)) from error
+        text = re.sub("`(config|path)`", "`CONFIG`", str(error))  # the word of --help
+        raise UsageError(text) from error
 
 
 def check_file(path: Path) -> None:

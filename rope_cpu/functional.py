@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.arrays import check_dtype, not_an_array
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
+from rope_cpu.array_types import Dtype
 from rope_cpu.frequencies.spec import LARGEST_FREQUENCY
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
+Pairing = Literal["half", "interleaved"]
+
 
 def convert_weight(
-    w: ArrayLike, num_heads: int, *, to: str, rotary_dim: int | None = None, axis: int = 0
+    w: ArrayLike, num_heads: int, *, to: Pairing, rotary_dim: int | None = None, axis: int = 0
 ) -> NDArray[Any]:
     """Reorder the elements of each head, so that the other pairing gives the same scores.
 
@@ -67,7 +70,7 @@ def convert_weight(
     if array.dtype == object and not array.ndim:
         raise not_an_array("w", w)
     w = array
-    scalars.choice("to", to, ("half", "interleaved"))
+    scalars.choice("to", to, get_args(Pairing))
     if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
         raise ArgumentTypeError("axis", axis, "be an integer")
     if not -w.ndim <= axis < w.ndim:
@@ -97,7 +100,7 @@ def sinusoidal(
     *,
     base: float = 10000.0,
     interleaved: bool = True,
-    dtype: DTypeLike = np.float32,
+    dtype: Dtype = np.float32,
 ) -> NDArray[Any]:
     """Return the table of sinusoidal position embeddings: sin and cos of position · base^(-2i/dim).
 

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -37,7 +37,8 @@ _OWN_AUDIO = (
     "the ids of a video with its own audio (`use_audio_in_video` of Qwen2.5-Omni) are not made here"
 )
 _GRID_ARGUMENTS = {IMAGE: "image_grid_thw", VIDEO: "video_grid_thw"}
-_STARTS = ("largest_id", "longer_side")
+_Start = Literal["largest_id", "longer_side"]
+_STARTS = get_args(_Start)
 _MAX_ID_STEP = 2.0**31  # between two frames
 _INT64_MAX = int(np.iinfo(np.int64).max)
 
@@ -280,7 +281,7 @@ def mrope(
     seconds_per_grid: ArrayLike | None = None,
     tokens_per_second: float = 1.0,
     split_frames: bool = False,
-    start_after: str = "largest_id",
+    start_after: _Start = "largest_id",
     attention_mask: ArrayLike | None = None,
 ) -> tuple[Int64, Int64]:
     """Return the M-RoPE ids of a prompt and the offset of the tokens generated after it.

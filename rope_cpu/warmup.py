@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from rope_cpu.arguments.arrays import to_dtype
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
-from rope_cpu.arguments.texts import shown
-from rope_cpu.array_types import DTYPE_NAMES, DTYPES
+from rope_cpu.arguments.texts import did_you_mean, shown
+from rope_cpu.array_types import DTYPE_NAMES, DTYPES, CacheDtype, Dtype, DtypeName
 from rope_cpu.kernels.angles import cos_sin_kernel
 from rope_cpu.kernels.append import CACHE_ELEMENTS, append_kernel, append_part
 from rope_cpu.kernels.attention import PARTS, attention_kernel, attention_part
@@ -23,8 +22,7 @@ from rope_cpu.kernels.rotate import PAIRINGS, rotation_kernel
 from rope_cpu.kernels.rotate_cached import rotate_cached_kernel, rotate_cached_part
 from rope_cpu.kernels.vectors import converts_float16
 
-DTypes = DTypeLike | Sequence[DTypeLike]
-
+_ALL_DTYPES: tuple[DtypeName, ...] = get_args(DtypeName)
 _CACHE_DTYPE_NAMES = {DTYPES.get(name, np.dtype(np.int8)): name for name in CACHE_ELEMENTS}
 
 # A function that compiles or loads a kernel, and its arguments.
@@ -54,7 +52,8 @@ class Specialisation:
 
 
 def warmup(
-    dtypes: DTypes = tuple(DTYPES), cache_dtypes: DTypes | None = None
+    dtypes: Dtype | Sequence[Dtype] = _ALL_DTYPES,
+    cache_dtypes: CacheDtype | Sequence[CacheDtype] | None = None,
 ) -> list[Specialisation]:
     """Compile kernels into the cache on disk, for this process and later ones.
 
@@ -118,7 +117,7 @@ def compile_kernels(builds: Sequence[Build]) -> Iterator[Specialisation]:
         yield Specialisation(kernel.__name__, seconds, not stats.cache_hits, folder)
 
 
-def kernel_builds(dtypes: DTypes, cache_dtypes: DTypes | None = None) -> list[Build]:
+def kernel_builds(dtypes: Any, cache_dtypes: Any = None) -> list[Build]:
     """Return how to build each kernel that these dtypes need."""
     names = dtype_names(dtypes)
     cache_names = [] if cache_dtypes is None else cache_dtype_names(cache_dtypes)
@@ -169,23 +168,23 @@ def _computed(names: list[str]) -> list[str]:
     return list(dict.fromkeys("float32" if name == "float16" else name for name in names))
 
 
-def dtype_names(dtypes: DTypes) -> list[str]:
+def dtype_names(dtypes: Any) -> list[str]:
     """Return the names of dtypes, without duplicates; raise TypeError for one without a kernel."""
     return _names("dtypes", dtypes, DTYPE_NAMES)
 
 
-def cache_dtype_names(cache_dtypes: DTypes) -> list[str]:
+def cache_dtype_names(cache_dtypes: Any) -> list[str]:
     """Return the names of dtypes of caches, without duplicates; raise TypeError for any other."""
     return _names("cache_dtypes", cache_dtypes, _CACHE_DTYPE_NAMES)
 
 
-def _names(argument: str, dtypes: DTypes, known: Mapping[np.dtype[Any], str]) -> list[str]:
-    listed: Any = dtypes if isinstance(dtypes, list | tuple | set | frozenset) else [dtypes]
+def _names(argument: str, dtypes: Any, known: Mapping[np.dtype[Any], str]) -> list[str]:
+    listed = dtypes if isinstance(dtypes, list | tuple | set | frozenset) else [dtypes]
     names: list[str] = []
     for dtype in listed:
         name = known.get(to_dtype(dtype))
         if name is None:
-            rule = f"hold none but {', '.join(known.values())}"
+            rule = f"hold none but {', '.join(known.values())}{did_you_mean(dtype, known.values())}"
             raise ArgumentTypeError(argument, Finding.holds(shown(dtype)), rule)
         if name not in names:
             names.append(name)

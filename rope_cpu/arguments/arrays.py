@@ -47,7 +47,9 @@ def not_an_array(name: str, value: object, like: str = "") -> ArgumentTypeError:
     """
     remedy = ""
     dtype = _dtype_text(value)
-    if dtype == "torch.bfloat16":
+    if value is None and name == "k":
+        remedy = "`rotate(q)` rotates q alone"
+    elif dtype == "torch.bfloat16":
         # PyTorch and NumPy exchange no bfloat16, but integers of the same bits.
         remedy = f"pass {name}.view(torch.int16).numpy().view(ml_dtypes.bfloat16)"
     elif hasattr(value, "__dlpack__") and dtype != "bfloat16":

@@ -21,6 +21,7 @@ _GAP = " … "
 _LONGEST_NAME = 64
 _SIMILAR = 0.75
 _MISSPELT = 1
+_ABBREVIATIONS = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 class _ShortRepr(Repr):
@@ -89,6 +90,7 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
         return ""
     # Names from files may be of any length, and a comparison takes the product of the lengths.
     name = name[:_LONGEST_NAME].lower()
+    name = _ABBREVIATIONS.get(name, name)
     same_version = [other for other in known if _digits(other) == _digits(name)]
     close = get_close_matches(name, same_version, n=1, cutoff=_SIMILAR)
     if not close or _differing(name, close[0]) > _MISSPELT:

@@ -6,13 +6,13 @@ import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from rope_cpu.arguments import limits
 from rope_cpu.arguments.arrays import elements_disjoint, not_an_array, share_memory, to_dtype
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.scalars import check_table_size, check_type, refuse_masked, whole_number
-from rope_cpu.array_types import DTYPES, INTEGER_VIEWS, Array
+from rope_cpu.arguments.texts import did_you_mean
+from rope_cpu.array_types import DTYPES, INTEGER_VIEWS, Array, CacheDtype
 from rope_cpu.caches import Immutable
 
 # The names of a cache's dtypes.
@@ -134,7 +134,7 @@ class KVCache(Immutable):
         kv_heads: int,
         head_dim: int,
         *,
-        dtype: DTypeLike,
+        dtype: CacheDtype,
         value_dim: int | None = None,
         layers: int | None = None,
     ) -> Any:
@@ -182,7 +182,8 @@ class KVCache(Immutable):
         check_table_size("pages", pages, *shape, max(head_dim, width), most=limits.WHOLE)
         checked = to_dtype(dtype)
         if checked not in _DTYPES:
-            raise ArgumentTypeError("dtype", dtype, f"be one of {_DTYPE_LIST}")
+            meant = did_you_mean(dtype, _DTYPES.values())
+            raise ArgumentTypeError("dtype", dtype, f"be one of {_DTYPE_LIST}{meant}")
         count = 1 if layers is None else whole_number("layers", layers, most=limits.LAYERS)
         caches = [cls(**_zeros(shape, head_dim, width, checked)) for _ in range(count)]
         return caches[0] if layers is None else caches

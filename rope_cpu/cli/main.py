@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import rope_cpu
 from rope_cpu.arguments.errors import AnyArgumentError
-from rope_cpu.arguments.texts import escaped
+from rope_cpu.arguments.texts import did_you_mean, escaped, shown
 from rope_cpu.command_line import OutputError, UsageError
 from rope_cpu.kernels.threads import read_variables
 
@@ -84,6 +84,9 @@ def _discard_stdout() -> None:
 
 def _run(words: list[str]) -> int:
     command = next((word for word in words if not word.startswith("-")), None)
+    if command is not None and command not in COMMANDS:
+        meant = did_you_mean(command, COMMANDS)
+        return _report_error(f"no command is {shown(command)}{meant}; see `rope-cpu --help`")
     try:
         read_variables()
     except ValueError as error:
@@ -154,7 +157,7 @@ def _parsers(called: str | None) -> tuple[_Parser, _Parser]:
     """
     parser = called_parser = _Parser(
         prog="rope-cpu",
-        description=rope_cpu.__doc__,
+        description=(rope_cpu.__doc__ or "").partition("\n")[0],
         epilog="`rope-cpu COMMAND --help` shows the arguments of a command.",
         allow_abbrev=False,
     )

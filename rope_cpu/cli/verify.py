@@ -68,8 +68,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"nothing to verify: {names} are not rotated")
     layers: dict[str | None, list[Row]] = {}
     for rotation, counts in zip(rotations, heads, strict=True):
-        with Console(stderr=True).status("verifying; the first run compiles kernels for a minute"):
-            found = list(rows(rotation.rope, counts)) if counts else []
+        found = _found(rotation, counts) if counts else []
         _print_layers(model, rotation, counts, found)
         layers[rotation.layer_type] = found
     _print(LEGEND, style="dim")
@@ -77,6 +76,18 @@ def run(args: argparse.Namespace) -> int:
         _write_json(args.json, model, layers)
     failed = any(row.verdict == "FAIL" for found in layers.values() for row in found)
     return 1 if failed else 0
+
+
+def _found(rotation: LayerRotation, heads: Heads) -> list[Row]:
+    """Return the rows of a layer type; without a terminal, print a line for each as it is found."""
+    console = Console(stderr=True)
+    found = []
+    with console.status("verifying; the first run compiles kernels for a minute"):
+        for row in rows(rotation.rope, heads):
+            found.append(row)
+            if not console.is_terminal:
+                console.print(f"verified {row.part} {row.dtype} {row.pairing} by {row.by}")
+    return found
 
 
 def _heads(config: ModelConfig, rotation: LayerRotation) -> Heads | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -16,7 +16,8 @@ from rope_cpu.array_types import Float64
 from rope_cpu.frequencies.scaling import resolve_argument, scaled, scaling_section
 from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq, spread_over_axes
 
-SPANS = ("axis", "head")
+Span = Literal["axis", "head"]
+SPANS = get_args(Span)
 
 
 def axial(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,7 +13,8 @@ from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.array_types import Float64
 
-ANGLE_DTYPES = ("float64", "float32")
+AngleDtype = Literal["float64", "float32"]
+ANGLE_DTYPES = get_args(AngleDtype)
 
 # Radians per unit of position. Beyond this bound, positions of some thousands would already lose
 # digits, as angles beyond 2^53 radians do.

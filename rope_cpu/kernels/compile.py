@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import tempfile
 import threading
@@ -32,6 +33,7 @@ _PART_OPTIONS = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_w
 
 _CACHE_FILES = f"*_{'[0-9a-f]' * 16}-*.nb[ic]"  # those of kernels of any version of the sources
 
+_logger = logging.getLogger("rope_cpu")
 _warned: set[str | None] = set()  # the cache folders that a warning has named
 _cache_setting = threading.Lock()
 
@@ -167,6 +169,9 @@ def _compile_or_load(
     cached = njit(**options)(kernel)
     try:
         _enable_cache(cached)
+        folder = Path(cached.stats.cache_path)
+        if not any(folder.glob(f"*{kernel.__qualname__}-*")):
+            _log_once(str(folder))
         cached.compile(signature)
         return cached
     except Exception as error:
@@ -221,6 +226,12 @@ def _user_folder() -> str:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     tempfile.TemporaryFile(dir=folder).close()
     return str(folder)
+
+
+@cache
+def _log_once(folder: str) -> None:
+    """Log, before a process compiles its first kernel, the reason for the wait."""
+    _logger.info("compiling kernels, which takes some seconds; they are kept in %s", folder)
 
 
 def _warn_once(folder: str | None, error: Exception) -> None:

@@ -17,7 +17,7 @@ from rope_cpu.arguments.arrays import (
 from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.arguments.position_ids import parse_table_rows
 from rope_cpu.arguments.scalars import boolean
-from rope_cpu.array_types import COMPUTE_DTYPES, LAYOUT_AXES, Array
+from rope_cpu.array_types import COMPUTE_DTYPES, LAYOUT_AXES, Array, Layout
 from rope_cpu.launch.arrays import HeadLayout
 from rope_cpu.launch.rotate import Launch, launcher, rotate_copies
 
@@ -29,7 +29,7 @@ def apply_rotary(
     position_ids: ArrayLike | None = None,
     *,
     interleaved: bool = False,
-    layout: str = "bshd",
+    layout: Layout = "bshd",
     inverse: bool = False,
     out: Array | None = None,
 ) -> Array:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from rope_cpu.arguments import scalars
 from rope_cpu.arguments.arrays import (
@@ -29,19 +29,31 @@ from rope_cpu.arguments.position_ids import (
     tokens_of_sequences,
 )
 from rope_cpu.arguments.texts import shown
-from rope_cpu.array_types import COMPUTE_DTYPES, Array, Float64, Intp
+from rope_cpu.array_types import COMPUTE_DTYPES, Array, Dtype, Float64, Intp, Layout
 from rope_cpu.configs import reader
 from rope_cpu.configs.model_config import ModelConfig
-from rope_cpu.frequencies.axes import axial, mrope
+from rope_cpu.frequencies.axes import Span, axial, mrope
 from rope_cpu.frequencies.generators import solve
 from rope_cpu.frequencies.scaling import scaled
-from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq
+from rope_cpu.frequencies.spec import AngleDtype, RopeSpec, from_inv_freq
 from rope_cpu.launch.arrays import HeadLayout
 from rope_cpu.launch.cos_sin import CosSin, PackedCosSin, check_rerotation, rows_of_lengths
-from rope_cpu.rotation.plan import RotaryPlan
+from rope_cpu.rotation.plan import MISSING, RotaryPlan
 
 
-class RotaryEmbedding:
+class _Constructors(type):
+    """The class of a class whose errors name its own constructor for that of other libraries."""
+
+    if not TYPE_CHECKING:  # type checkers would accept every attribute
+
+        def __getattr__(cls, name: str) -> object:
+            text = f"type object {cls.__name__!r} has no attribute {name!r}"
+            if name == "from_pretrained":
+                text += f"; use {cls.__name__}.from_config, with the model's folder or config.json"
+            raise AttributeError(text, name=name, obj=cls)
+
+
+class RotaryEmbedding(metaclass=_Constructors):
     """A rotary position embedding.
 
     Pair i of a head vector is rotated by the angle position · inv_freq[i], in radians, and scaled
@@ -123,7 +135,7 @@ class RotaryEmbedding:
         interleaved: bool = False,
         scaling: Mapping[str, Any] | None = None,
         max_position_embeddings: int | None = None,
-        angle_dtype: str = "float64",
+        angle_dtype: AngleDtype = "float64",
     ) -> None:
         spec = scaled(
             head_dim,
@@ -172,7 +184,7 @@ class RotaryEmbedding:
         layer_type: str | None = None,
         layer: int | None = None,
         interleaved: bool | None = None,
-        angle_dtype: str = "float64",
+        angle_dtype: AngleDtype = "float64",
     ) -> Self:
         """Return the rotary embedding that a Hugging Face config describes.
 
@@ -348,7 +360,7 @@ class RotaryEmbedding:
         rope_theta: float | Sequence[float] = 10000.0,
         interleaved: bool = False,
         axis_dims: Sequence[int] | None = None,
-        span: str = "axis",
+        span: Span = "axis",
     ) -> Self:
         """Return a rotary embedding for positions of several coordinates.
 
@@ -655,7 +667,7 @@ class RotaryEmbedding:
     def cos_sin(
         self,
         position_ids: ArrayLike,
-        dtype: DTypeLike = np.float32,
+        dtype: Dtype = np.float32,
         *,
         out: tuple[Array, Array] | None = None,
     ) -> tuple[Array, Array]:
@@ -726,7 +738,7 @@ class RotaryEmbedding:
         position_ids: ArrayLike | None = None,
         *,
         offset: int | ArrayLike = 0,
-        layout: str = "bshd",
+        layout: Layout = "bshd",
         inverse: bool = False,
         out: Array | None = None,
     ) -> Array:
@@ -780,11 +792,11 @@ class RotaryEmbedding:
     def __call__(
         self,
         q: Array,
-        k: Array,
+        k: Array = MISSING,
         position_ids: ArrayLike | None = None,
         *,
         offset: int | ArrayLike = 0,
-        layout: str = "bshd",
+        layout: Layout = "bshd",
         inverse: bool = False,
         out: tuple[Array, Array] | None = None,
     ) -> tuple[Array, Array]:
@@ -828,7 +840,7 @@ class RotaryEmbedding:
         self,
         position_ids: ArrayLike,
         *,
-        layout: str = "bshd",
+        layout: Layout = "bshd",
         inverse: bool = False,
         cu_seqlens: ArrayLike | None = None,
     ) -> RotaryPlan:
@@ -887,7 +899,7 @@ interleaved=False)
         keys: Array,
         delta: int | float | ArrayLike,
         *,
-        layout: str = "bshd",
+        layout: Layout = "bshd",
         out: Array | None = None,
     ) -> Array:
         """Move rotated keys by `delta` positions.
@@ -928,7 +940,7 @@ interleaved=False)
         keys = check_array("keys", keys, check_layout(layout))
         return self._shift_plan(delta, layout, COMPUTE_DTYPES[keys.dtype]).rotate(keys, out)
 
-    def shift_plan(self, delta: int | float | ArrayLike, *, layout: str = "bshd") -> RotaryPlan:
+    def shift_plan(self, delta: int | float | ArrayLike, *, layout: Layout = "bshd") -> RotaryPlan:
         """Compute cos and sin of a move by `delta` positions once, for the keys of every layer.
 
         Parameters
@@ -972,7 +984,7 @@ interleaved=False)
         old: RotaryEmbedding,
         position_ids: ArrayLike,
         *,
-        layout: str = "bshd",
+        layout: Layout = "bshd",
         cu_seqlens: ArrayLike | None = None,
     ) -> RotaryPlan:
         """Plan the change of rotated keys from another rotary embedding's rotation to this one's.
@@ -1025,7 +1037,7 @@ interleaved=False)
         check_rerotation(self._spec, old._spec)
         cos_sin = self._cos_sin_of_rows().from_rotation_of(old._cos_sin_of_rows())
         each_row = np.arange(len(cos_sin.frequencies))
-        layout = check_layout(layout)
+        check_layout(layout)
         return self._plan(cos_sin, each_row, position_ids, layout, "rerotate", cu_seqlens)
 
     def _plan(

@@ -26,6 +26,8 @@ from rope_cpu.launch.rotate import (
 
 _ndarray = np.ndarray
 
+MISSING: Any = None  # a default that only the error about it needs
+
 
 class RotaryPlan:
     """The cos and sin of the current tokens, which rotate the queries and keys of every layer.
@@ -85,7 +87,7 @@ class RotaryPlan:
     def __call__(
         self,
         q: Array,
-        k: Array,
+        k: Array = MISSING,
         out: tuple[Array, Array] | None = None,
         *,
         q_norm: RMSNorm | None = None,

@@ -98,7 +98,12 @@ def commands():
 def test_shell_lines(command, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(verify_rows, "TOKENS", 64)
-    export.save(export.export_rope(rope_cpu.RotaryEmbedding(64)), "model.onnx")
+    gemma = Path("gemma-3", "config.json")
+    gemma.parent.mkdir()
+    gemma.write_text('{"model_type": "gemma3_text"}', encoding="utf-8")
+    rope = rope_cpu.RotaryEmbedding.from_config(gemma, layer_type="sliding_attention")
+    for name in ("model.onnx", "attention.onnx"):
+        export.save(export.export_rope(rope), name)
     assert cli.main(shlex.split(command)[1:]) == 0
     assert capsys.readouterr().out
 
@@ -108,6 +113,20 @@ def test_every_block_says_its_language():
         languages = re.findall(r"^```(\w*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
         assert set(languages[::2]) <= {"python", "sh"}, path
         assert set(languages[1::2]) <= {""}, path
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("differences.md", ("100k", "outputs differ")),
+        ("serving.md", ("bfloat16 and int8 caches",)),
+        ("support.md", ("Windows", "macOS")),
+        ("threads.md", ("gunicorn", "Docker", "slow first call")),
+    ],
+)
+def test_words_that_users_search_stand_on_the_page_that_answers(page, words):
+    text = (DOCS / page).read_text(encoding="utf-8")
+    assert [word for word in words if word not in text] == []
 
 
 def test_the_notebook_runs(tmp_path, monkeypatch, capsys):
@@ -133,15 +152,32 @@ def test_the_pictures_are_those_of_the_script(tmp_path):
     assert drawn == {path.name: texts(path) for path in (DOCS / "pictures").iterdir()}
 
 
+def test_the_readme_prints_its_first_result(capsys):
+    first = blocks(README, "python")[0]
+    exec(compile(first, "README.md", "exec"), {})
+    assert capsys.readouterr().out.strip() == first.splitlines()[-1].rpartition("# ")[2]
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "pictures").iterdir()), ids=lambda path: path.stem)
+def test_texts_of_pictures_follow_the_palette(path):
+    """The style of a picture changes this dark ink; white text is on boxes of a color."""
+    picture = path.read_text(encoding="utf-8")
+    assert "prefers-color-scheme: dark" in picture
+    styles = re.findall('style="(font[^"]*)"', picture)
+    assert styles
+    assert all(re.search("fill: #(333333|ffffff)", style) for style in styles)
+
+
 def test_figures_of_the_readme_are_those_of_the_manual():
-    """Both show the table of errors, and the README some rows of the table of times."""
-    readme = set(README.read_text(encoding="utf-8").splitlines())
-    for page, fact in (
-        ("precision.md", "| 1e6, 1048576 |"),
-        ("performance.md", "| rope_cpu plan |"),
-    ):
-        lines = (DOCS / page).read_text(encoding="utf-8").splitlines()
-        assert readme.intersection(line for line in lines if line.startswith(fact)), page
+    """Rows of the table of times, and the last row of the table of errors, told in a sentence."""
+    readme = README.read_text(encoding="utf-8")
+    times = (DOCS / "performance.md").read_text(encoding="utf-8").splitlines()
+    rows = {line for line in readme.splitlines() if line.startswith("| rope_cpu plan |")}
+    assert rows
+    assert rows <= set(times)
+    errors = (DOCS / "precision.md").read_text(encoding="utf-8")
+    (figures,) = re.findall(r"is (\S+), of float32 angles (\S+) \(", readme)
+    assert f"| 1e6, 1048576 | {figures[1]} | {figures[0]} |" in errors
 
 
 def test_every_public_name_has_its_entry_in_the_reference():
