@@ -150,13 +150,16 @@ def complaints(err):
     return [line for line in err.splitlines() if not any(note in line for note in notes)]
 
 
+WEIGHTS_OF_A_LAYER = "--attention --weights a.safetensors --layer 0 -o a.onnx"
+
+
 @pytest.mark.parametrize(
     ("package", "words"),
     [
         ("rich", "verify"),
         ("onnx", "verify"),
         ("onnxruntime", "verify"),
-        ("safetensors", "export config.json --attention --weights a.safetensors --layer 0 -o a.onnx"),
+        ("safetensors", f"export config.json {WEIGHTS_OF_A_LAYER}"),
     ],
 )
 def test_a_missing_extra_is_one_line(package, words, run_program, tmp_path):
