@@ -433,5 +433,8 @@ def layer_arrays(
         arrays["k_norm"] = module.required(attention_tensors.KEY_NORMS, ".weight")
     if layer.has_sinks:
         arrays["sinks"] = module.required(attention_tensors.SINKS, "")
+    attention_tensors.check_shapes(
+        module, arrays, layer.num_heads, layer.num_kv_heads, layer.head_dim
+    )
     module.check_all_used({name for part in left_out for name in _TENSORS_OF_PARTS.get(part, ())})
     return arrays

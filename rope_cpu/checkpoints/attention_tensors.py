@@ -134,12 +134,12 @@ def projections(
     width: of a head vector. In modules such as attention.self of RoFormer there is no output
     projection: it is outside.
     """
-    rows = {"q": heads * width, "k": kv_heads * width, "v": kv_heads * width}
+    rows = (heads + 2 * kv_heads) * width
     found: dict[str, Array] = {}
     for suffix, kind in ((".weight", ""), (".bias", "_bias")):
         fused = module.optional(FUSED, suffix)
         if fused is not None:
-            _check_rows(module, "the fused projection", fused, sum(rows.values()))
+            _check_shape(module, "a fused projection", fused, (rows, *fused.shape[1:]))
             parts = _split_rows(fused, _row_order(model_type), heads // kv_heads, width)
             if model_type in FACTS["interleaved_weights"]:
                 parts[0] = convert_weight(parts[0], heads, to="half")
@@ -149,8 +149,6 @@ def projections(
         for name, names in separate.items():
             array = module.optional(names, suffix)
             if array is not None:
-                if name in rows:
-                    _check_rows(module, names[0] + suffix, array, rows[name])
                 found[f"{name}{kind}"] = array
     needed = "qkv" if module.prefix.endswith(SELF) else "qkvo"
     missing = [f"{name}_proj" for name in needed if name not in found]
@@ -162,13 +160,35 @@ def projections(
     return found
 
 
-def _check_rows(module: AttentionTensors, name: str, array: Array, rows: int) -> None:
-    if array.shape[:1] != (rows,):
-        raise ValueError(
-            f"{name} under {shown(module.prefix)} has shape {array.shape}; by the config it must "
-            f"have {rows} rows: the config is of another model, or there is more in it, such as a "
-            "gate"
-        )
+def check_shapes(
+    module: AttentionTensors, arrays: Mapping[str, Array], heads: int, kv_heads: int, width: int
+) -> None:
+    """Raise ValueError for weights of other shapes than the config says.
+
+    The hidden states, of which no key of attention tells the width, have that of q's inputs.
+    """
+    rows = {"q": heads * width, "k": kv_heads * width, "v": kv_heads * width}
+    hidden = arrays["q"].shape[-1:]
+    shapes: dict[str, tuple[int, ...]] = {
+        "q_norm": (width,),
+        "k_norm": (width,),
+        "sinks": (heads,),
+    }
+    for name, count in rows.items():
+        shapes[name] = (count, *hidden)
+        shapes[f"{name}_bias"] = (count,)
+    if "o" in arrays:
+        shapes["o"] = (*arrays["o"].shape[:1], rows["q"])
+    for name, shape in shapes.items():
+        if name in arrays:
+            _check_shape(module, name, arrays[name], shape)
+
+
+def _check_shape(module: AttentionTensors, name: str, array: Array, shape: tuple[int, ...]) -> None:
+    if array.shape != shape:
+        finding = Finding(f"holds {name} of shape {array.shape} under {shown(module.prefix)}")
+        remedy = "the config is of another model, or there is more in it, such as a gate"
+        raise ArgumentError("tensors", finding, f"have shape {shape} by the config", remedy)
 
 
 def _row_order(model_type: str | None) -> str:
@@ -198,11 +218,19 @@ def _split_rows(fused: Array, order: str, group: int, width: int) -> list[Array]
 def _as_array(name: str, tensor: Any) -> Array:
     """Return an array, also from a PyTorch tensor."""
     if hasattr(tensor, "detach"):
-        tensor = tensor.detach().cpu()
-        if str(tensor.dtype) == "torch.bfloat16":  # NumPy itself has no bfloat16
-            tensor = tensor.float()
-        tensor = tensor.numpy()
+        tensor = _from_torch(name, tensor)
     array = scalars.real_array(cut(name), tensor)
     if not np.isfinite(array).all():
         raise ValueError(f"{shown(name)} holds NaN or infinities; the checkpoint is damaged")
     return array
+
+
+def _from_torch(name: str, tensor: Any) -> Any:
+    """Return an array; raise TypeError for a tensor without one: sparse, float8, meta."""
+    try:
+        tensor = tensor.detach().cpu()
+        if str(tensor.dtype) == "torch.bfloat16":  # NumPy itself has no bfloat16
+            tensor = tensor.float()
+        return tensor.numpy()
+    except (RuntimeError, TypeError) as error:
+        raise TypeError(f"{shown(name)} cannot be made an array: {cut(str(error))}") from error

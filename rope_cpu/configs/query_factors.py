@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,20 @@ from rope_cpu.configs.model_config import ModelConfig
 from rope_cpu.configs.model_types import ALL_LAYERS
 from rope_cpu.frequencies.rope_types import MISSING
 
-QueryFactors = Callable[[ArrayLike], NDArray[np.float32]]
 _Formula = Callable[..., Float64]
+
+
+@dataclass(frozen=True)
+class QueryFactors:
+    """The function from positions to factors; equal for equal formulas and numbers."""
+
+    formula: _Formula
+    numbers: tuple[float, ...]
+
+    def __call__(self, positions: ArrayLike) -> NDArray[np.float32]:
+        """Return the factors at positions."""
+        factors = self.formula(np.asarray(positions, np.float64), *self.numbers)
+        return factors.astype(np.float32)
 
 
 def query_factors(
@@ -31,21 +43,13 @@ def query_factors(
     parameters = config.rope_parameters
     section = parameters.get(layer_type or ALL_LAYERS) or parameters.get(ALL_LAYERS) or {}
     values = {**config.values, **section}
-    return partial(_factors, compute, {key: _number(key, values) for key in keys})
+    return QueryFactors(compute, tuple(_number(key, values) for key in keys))
 
 
 def _number(key: str, values: Mapping[str, Any]) -> float:
     if key not in values:
         raise ArgumentError(key, MISSING, "be in the config, which scales queries by position")
     return scalars.real_number(key, values[key])
-
-
-def _factors(
-    compute: _Formula, numbers: Mapping[str, float], positions: ArrayLike
-) -> NDArray[np.float32]:
-    """Return the factors at positions; the last argument is the one that users give."""
-    factors = compute(np.asarray(positions, np.float64), **numbers)
-    return factors.astype(np.float32)
 
 
 def _by_log_of_length(
@@ -68,7 +72,7 @@ def _power(positions: Float64) -> Float64:
     return (1 + (positions + 1) / 2048) ** 0.1
 
 
-# The function of each formula, and the keys of the config that are its arguments.
+# The function of each formula, and the keys of the config that are its arguments, in their order.
 _FORMULAS: Mapping[str, tuple[_Formula, tuple[str, ...]]] = {
     FACTS["query_scale"]["llama_4_scaling_beta"]: (
         _by_log_of_length,

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -103,7 +104,9 @@ QUERY_FACTORS = {
 def test_queries_scaled_by_position(name):
     config, expected = QUERY_FACTORS[name]
     layer = rope_cpu.attention_layer(config, 3)
+    assert layer == rope_cpu.attention_layer(config, 3)
     for same in (layer, pickle.loads(pickle.dumps(layer))):
+        assert same == layer
         factors = same.query_factors(POSITIONS)
         assert factors.dtype == np.float32
         np.testing.assert_allclose(factors, expected, rtol=2**-24, atol=0)
@@ -115,6 +118,54 @@ def test_weights_of_a_layer(tensors):
         assert getattr(weights, name) is tensors[f"{MODULE}{name}_proj.weight"]
     assert weights.q_bias is tensors[f"{MODULE}q_proj.bias"]
     assert (weights.k_bias, weights.q_norm, weights.k_norm, weights.sinks) == (None,) * 4
+
+
+# A tensor of another shape than the config says, and the model type that has it.
+OTHER_SHAPES = [
+    ("q_proj.weight", (64,), "llama"),
+    ("q_proj.weight", (64, HIDDEN, 1), "llama"),
+    ("v_proj.weight", (32, HIDDEN + 1), "llama"),
+    ("o_proj.weight", (HIDDEN, 63), "llama"),
+    ("q_proj.bias", (64, 1), "llama"),
+    ("k_norm.weight", (WIDTH - 1,), "qwen3"),
+    ("sinks", (HEADS - 1,), "gpt_oss"),
+]
+PARTS = {
+    "llama": {},
+    "qwen3": {"q_norm.weight": np.ones(WIDTH), "k_norm.weight": np.ones(WIDTH)},
+    "gpt_oss": {"sinks": np.ones(HEADS)},
+}
+
+
+@pytest.mark.parametrize(("name", "shape", "model_type"), OTHER_SHAPES)
+def test_weights_of_other_shapes_are_refused(tensors, name, shape, model_type):
+    layer = rope_cpu.attention_layer(of_type(model_type), 1)
+    tensors |= {MODULE + part: array for part, array in PARTS[model_type].items()}
+    layer.weights(tensors)
+    tensors[MODULE + name] = np.ones(shape)
+    with pytest.raises(ValueError, match=re.escape(f"of shape {shape}")):
+        layer.weights(tensors)
+
+
+class SparseTensor:
+    """As a sparse tensor of PyTorch, or one of dtype float8."""
+
+    dtype = "torch.float32"
+
+    def detach(self):
+        return self
+
+    def cpu(self):
+        return self
+
+    def numpy(self):
+        raise TypeError("can't convert Sparse layout tensor to numpy")
+
+
+def test_a_tensor_that_is_no_array_is_named(tensors):
+    layer = rope_cpu.attention_layer(of_type("llama"), 1)
+    with pytest.raises(TypeError, match=r"k_proj\.weight' cannot be made an array: can't convert"):
+        layer.weights(tensors | {f"{MODULE}k_proj.weight": SparseTensor()})
 
 
 def test_fused_projections_have_the_names_of_others(tensors, tmp_path):

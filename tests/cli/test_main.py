@@ -165,17 +165,32 @@ def complaints(err):
     return [line for line in err.splitlines() if not any(note in line for note in notes)]
 
 
-@pytest.mark.parametrize("package", ["rich", "onnx", "onnxruntime"])
-def test_a_missing_extra_is_one_line(package, run_program):
+WEIGHTS_OF_A_LAYER = "--attention --weights a.safetensors --layer 0 -o a.onnx"
+
+
+@pytest.mark.parametrize(
+    ("package", "words"),
+    [
+        ("rich", "verify"),
+        ("onnx", "verify"),
+        ("onnxruntime", "verify"),
+        ("safetensors", f"export config.json {WEIGHTS_OF_A_LAYER}"),
+    ],
+)
+def test_a_missing_extra_is_one_line(package, words, run_program, tmp_path):
     """It names the extra that holds all packages, not one extra after another."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     program = f"""
+    import os
     import sys
     sys.modules[{package!r}] = None
     from rope_cpu.cli.main import main
-    sys.exit(main(["verify"]))
+    os.chdir({str(tmp_path)!r})
+    sys.exit(main({words.split()!r}))
     """
     out, err = run_program(program, exits=2)
-    expected = f'rope-cpu: `verify` needs the package {package}: pip install "rope-cpu[all]"'
+    install = 'pip install "rope-cpu[all]"'
+    expected = f"rope-cpu: `{words.split()[0]}` needs the package {package}: {install}"
     assert (out, complaints(err)) == ("", [expected])
 
 

@@ -144,7 +144,7 @@ OTHER_MODELS = [
     ({"q_norm.weight": 0, "k_norm.weight": 0}, "llama", "k_norm.weight, q_norm.weight"),
     ({"k_proj.weight": None}, "llama", "holds no k_proj under"),
     ({"o_proj.weight": None}, "llama", "holds no o_proj under"),
-    ({"q_proj.weight": 2 * ROWS["q"]}, "llama", "by the config it must have 64 rows"),
+    ({"q_proj.weight": 2 * ROWS["q"]}, "llama", r"have shape \(64, 48\) by the config"),
     ({"qkv_proj.weight": sum(ROWS.values())}, "llama", "fused projection of model type"),
     ({}, "qwen3", "holds none of q_norm.weight"),
     ({}, "gpt_oss", "holds none of sinks"),
@@ -181,7 +181,7 @@ def test_an_output_projection_outside_of_the_module(parts):
 
 def test_a_number_instead_of_a_projection_is_refused(parts):
     tensors = llama_tensors(parts) | {f"{MODULE}k_proj.weight": np.float32(1)}
-    with pytest.raises(ValueError, match=r"k_proj\.weight under .* has shape \(\); by the config"):
+    with pytest.raises(ValueError, match=r"holds k of shape \(\) under"):
         export.attention_weights(tensors, LLAMA, 1)
 
 

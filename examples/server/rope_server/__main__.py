@@ -13,6 +13,7 @@ from rope_server.engine import Settings
 
 DEMO = Path(__file__).parents[1] / "demo"
 KEEP_ALIVE = 75  # seconds, longer than the pools of clients and proxies keep a connection
+GRACE = "seconds that clients have to end after SIGTERM (default 300)"
 HELP = {
     "cache_dtype": "float32, bfloat16 or int8",
     "pages": "number of pages of the caches",
@@ -25,25 +26,38 @@ HELP = {
 
 def main() -> None:
     """Run the command line."""
+    parser = _parser()
+    given = parser.parse_args()
+    try:
+        sizes = {field.name: getattr(given, field.name) for field in fields(Settings)}
+        app = create_app(given.folder or DEMO, Settings(**sizes))
+    except (OSError, TypeError, ValueError) as error:
+        parser.error(str(error))
+    uvicorn.run(
+        app,
+        host=given.host,
+        port=given.port,
+        http="h11",  # of uvicorn's parsers the one that limits headers
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=given.grace,
+        access_log=False,  # /metrics counts
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line, with an option for each of the settings."""
     parser = argparse.ArgumentParser(prog="rope_server", description=__doc__)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("folder", nargs="?", type=Path, help="config.json, *.safetensors, …")
-    source.add_argument("--demo", action="store_const", dest="folder", const=DEMO)
+    source.add_argument("--demo", action="store_true", help="the model of the repository")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--grace", type=int, default=300, help=GRACE)
     for field in fields(Settings):
         option = "--" + field.name.replace("_", "-")
         text = f"{HELP[field.name]} (default {field.default})"
         parser.add_argument(option, type=type(field.default), default=field.default, help=text)
-    given = parser.parse_args()
-    settings = Settings(**{field.name: getattr(given, field.name) for field in fields(Settings)})
-    uvicorn.run(
-        create_app(given.folder, settings),
-        host=given.host,
-        port=given.port,
-        timeout_keep_alive=KEEP_ALIVE,
-        access_log=False,  # /metrics counts
-    )
+    return parser
 
 
 if __name__ == "__main__":

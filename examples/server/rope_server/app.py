@@ -26,6 +26,7 @@ from rope_server.weights import load
 
 PAGE = Path(__file__).with_name("index.html")
 BODY_BYTES = 2**20
+FAILED = "the step of this request failed"
 CLIENT_LEFT = 499  # nobody reads this status
 
 
@@ -35,8 +36,8 @@ class Server:
     def __init__(self, folder: str | Path, settings: Settings) -> None:
         folder = Path(folder).resolve()
         self.name = folder.name
-        self.text = Text(folder)
         self.engine = Engine(load(folder), settings)
+        self.text = Text(folder)
 
     async def start(self, body: CompletionRequest | ChatRequest) -> Answering:
         """Queue a request; raise HTTPException if it cannot be served."""
@@ -117,9 +118,10 @@ class LimitBody:
         """Serve a request of ASGI."""
         app = self._app
         if scope["type"] == "http" and scope["method"] == "POST":
-            length = dict(scope["headers"]).get(b"content-length")
-            if length is None:
-                app = _error(411, "the body has no Content-Length")
+            headers = dict(scope["headers"])
+            length = headers.get(b"content-length")
+            if length is None or b"transfer-encoding" in headers:  # which would go before it
+                app = _error(411, "the body must have a Content-Length and no Transfer-Encoding")
             elif int(length) > BODY_BYTES:
                 app = _error(413, f"the body has {int(length)} bytes; at most {BODY_BYTES}")
         await app(scope, receive, send)
@@ -230,6 +232,9 @@ async def _answered(request: Request, answering: Answering) -> Response:
 async def _streamed(answering: Answering) -> AsyncIterator[str]:
     """Yield the server-sent events of an answer."""
     async for piece in answering.pieces():
+        if piece.finish == "error":
+            yield _sent(_error_body(500, FAILED))
+            return
         yield _sent(answering.answer.chunk(piece))
     if answering.body.stream_options.include_usage:
         yield _sent(answering.answer.usage_chunk(answering.usage))
@@ -243,7 +248,7 @@ def _sent(chunk: dict[str, Any]) -> str:
 async def _whole(answering: Answering) -> Response:
     pieces = [piece async for piece in answering.pieces()]
     if pieces[-1].finish == "error":
-        return _error(500, "the step of this request failed")
+        return _error(500, FAILED)
     return JSONResponse(answering.answer.whole(pieces, answering.usage))
 
 
@@ -259,10 +264,14 @@ async def _http_error(request: Request, error: Any) -> Response:
 
 async def _invalid(request: Request, error: Any) -> Response:
     first = error.errors()[0]
-    place = ".".join(map(str, first["loc"][1:])) or "the body"
+    place = ".".join(map(str, first["loc"]))
     return _error(400, f"{place}: {first['msg']}")
 
 
 def _error(status: int, message: str, headers: Any = None) -> Response:
+    return JSONResponse(_error_body(status, message), status, headers)
+
+
+def _error_body(status: int, message: str) -> dict[str, Any]:
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return JSONResponse({"error": {"message": message, "type": kind}}, status, headers)
+    return {"error": {"message": message, "type": kind}}

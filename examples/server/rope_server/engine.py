@@ -70,6 +70,12 @@ class Settings:
     sequences: int = 256
     queue: int = 1024
 
+    def __post_init__(self) -> None:
+        """Refuse sizes with which no request would be served."""
+        for name, value in vars(self).items():
+            if isinstance(value, int) and value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
+
 
 @dataclass
 class Counters:
@@ -118,7 +124,8 @@ class Engine:
         self._caches = [_cache(layer.facts, settings) for layer in weights.layers]
         self._changed = threading.Condition()
         self._is_closing = False
-        self._thread = threading.Thread(target=self._run, name="engine")
+        # A daemon, so that it does not outlive a process that is told twice to end.
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
     def context(self) -> int:
@@ -192,15 +199,15 @@ class Engine:
         """Raise ValueError for a request that can never be served."""
         if not request.prompt:
             raise ValueError("the prompt has no tokens; it must have one at least")
-        wrong = [x for x in request.prompt if not 0 <= x < self.weights.vocabulary]
-        if wrong:
-            most = self.weights.vocabulary - 1
-            raise ValueError(f"the prompt has the token {wrong[0]}; tokens are 0 to {most}")
         if request.most > self.context:
             raise ValueError(
                 f"the prompt of {len(request.prompt)} tokens and max_tokens of "
                 f"{request.max_tokens} are more than {self.context}, the context of this server"
             )
+        wrong = [x for x in request.prompt if not 0 <= x < self.weights.vocabulary]
+        if wrong:
+            most = self.weights.vocabulary - 1
+            raise ValueError(f"the prompt has the token {wrong[0]}; tokens are 0 to {most}")
 
     def _frequencies(self, length: int) -> bytes:
         """Return a value that two lengths share if keys are rotated alike for both."""

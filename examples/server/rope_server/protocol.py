@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rope_server.sampling import Drawn
 from rope_server.text import Text
@@ -52,10 +53,24 @@ class Common(Strict):
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
     seed: int | None = Field(None, ge=0)
-    stop: str | list[str] | None = None
+    stop: Annotated[list[str], Field(max_length=4)] | str | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    n: Literal[1] = 1
+    n: int = Field(1, ge=1, le=1)
+
+    @model_validator(mode="after")
+    def _check_unicode(self) -> Self:
+        """Refuse halves of surrogate pairs, which no tokenizer takes."""
+        json.dumps(self.model_dump(), ensure_ascii=False).encode()
+        return self
+
+    @model_validator(mode="after")
+    def _check_needs(self) -> Self:
+        """Refuse fields that play no part without another."""
+        for name, other in (("stream_options", "stream"), ("top_logprobs", "logprobs")):
+            if name in self.model_fields_set and not getattr(self, other):
+                raise ValueError(f"{name} needs {other}")
+        return self
 
     @property
     def stops(self) -> list[str]:
@@ -69,7 +84,7 @@ class CompletionRequest(Common):
 
     kind: ClassVar = "text_completion"
     chunk_kind: ClassVar = "text_completion"
-    prompt: str | list[int]
+    prompt: list[int] | str
     logprobs: int | None = Field(None, ge=0, le=5)
 
     @property
@@ -102,7 +117,7 @@ class Message(Strict):
     """One turn of a conversation."""
 
     role: str
-    content: str | list[TextPart]
+    content: list[TextPart] | str
 
     def plain(self) -> dict[str, str]:
         """Return the message with one text."""

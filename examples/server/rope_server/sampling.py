@@ -53,7 +53,8 @@ def log_softmax(logits: Array) -> np.ndarray:
 def _draw_token(logits: Array, sampling: Sampling, random: np.random.Generator) -> int:
     if sampling.temperature == 0:
         return int(logits.argmax())
-    scaled = logits / np.float64(sampling.temperature)
+    with np.errstate(over="ignore"):  # -inf is a probability of 0
+        scaled = (logits - logits.max()) / np.float64(sampling.temperature)
     order = np.argsort(-scaled, kind="stable")
     cumulated = np.cumsum(np.exp(log_softmax(scaled[order])))
     kept = int(np.searchsorted(cumulated, sampling.top_p)) + 1

@@ -23,13 +23,15 @@ class Text:
 
     def __init__(self, folder: str | Path) -> None:
         folder = Path(folder)
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.tokenizer = Tokenizer.from_buffer((folder / "tokenizer.json").read_bytes())
+        self.tokenizer.no_truncation()  # which tokenizer.json may ask for, and transformers ignores
+        self.tokenizer.no_padding()
         self.stop_tokens = _stop_tokens(folder)
         config = _json(folder / "tokenizer_config.json")
         self._special = {
             name: value["content"] if isinstance(value, dict) else value
             for name, value in config.items()
-            if name.endswith("_token")
+            if name.endswith("_token") and isinstance(value, str | dict)
         }
         source = _template_source(folder, config)
         self.template = None if source is None else _environment().from_string(source)
@@ -47,7 +49,11 @@ class Text:
             raise ValueError("the model has no chat template; use /v1/completions")
         try:
             text = self.template.render(
-                messages=messages, add_generation_prompt=True, **self._special
+                messages=messages,
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                **self._special,
             )
         except jinja2.TemplateError as error:
             raise ValueError(f"the chat template refuses `messages`: {error}") from error
@@ -96,7 +102,7 @@ def _overlap(text: str, stop: str) -> int:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.exists() else {}
+    return json.loads(path.read_bytes()) if path.exists() else {}
 
 
 def _stop_tokens(folder: Path) -> frozenset[int]:
@@ -109,7 +115,7 @@ def _stop_tokens(folder: Path) -> frozenset[int]:
 def _template_source(folder: Path, config: dict[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
     if path.exists():
-        return path.read_text()
+        return path.read_text("utf-8")
     source = config.get("chat_template")
     if isinstance(source, list):  # several, by name
         return next((x["template"] for x in source if x["name"] == "default"), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +41,16 @@ FAMILIES = {
     "gemma2": GEMMA,
     "gemma3_text": GEMMA,
 }
+
+
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh")  # model.py has the functions
+
+
+class Config(dict[str, Any]):
+    """The keys of a config.json; one that is missing is the user's error."""
+
+    def __missing__(self, key: str) -> Any:
+        raise ValueError(f"config.json has no {key}")
 
 
 class Linear(NamedTuple):
@@ -119,15 +129,15 @@ class Tensors(Mapping[str, Any]):
 def load(folder: str | Path) -> Weights:
     """Return the model of a folder with config.json and *.safetensors.
 
-    Raises ValueError for a model type without a row in FAMILIES, for queries that are scaled by
-    their position, and where `attention_layer` does.
+    Raises ValueError for a model type without a row in FAMILIES, for other ACTIVATIONS, for queries
+    that are scaled by their position, and where `attention_layer` does.
     """
     folder = Path(folder)
-    config = json.loads((folder / "config.json").read_text())
-    family = FAMILIES.get(config["model_type"])
-    if family is None:
-        known = ", ".join(FAMILIES)
-        raise ValueError(f"model type {config['model_type']!r} is not served, only {known}")
+    config = Config(json.loads((folder / "config.json").read_bytes()))
+    activation = config.get("hidden_activation") or config["hidden_act"]
+    _check_served("model type", config["model_type"], FAMILIES)
+    _check_served("activation", activation, ACTIVATIONS)
+    family = FAMILIES[config["model_type"]]
     tensors = Tensors(folder)
     ropes: list[rope_cpu.RotaryEmbedding] = []
     layers = [
@@ -145,10 +155,15 @@ def load(folder: str | Path) -> Weights:
         norm=_norm(tensors, "model.norm", family),
         head=embedding if is_tied else _float32(tensors["lm_head.weight"]),
         epsilon=np.float32(config["rms_norm_eps"]),
-        activation=config.get("hidden_activation") or config["hidden_act"],
+        activation=activation,
         logit_softcap=config.get("final_logit_softcapping"),
         context=config["max_position_embeddings"],
     )
+
+
+def _check_served(kind: str, name: str, served: Collection[str]) -> None:
+    if name not in served:
+        raise ValueError(f"{kind} {name!r} is not served, only {', '.join(served)}")
 
 
 def _layer(

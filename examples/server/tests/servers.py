@@ -15,22 +15,22 @@ PROMPTS = [f"Prompt {index}: " + "word " * (index % 37) for index in range(200)]
 
 
 class Running:
-    """A server in a process of its own, on a free port."""
+    """A server in a process of its own, on a free port; source: a folder, or --demo."""
 
-    def __init__(self, folder, *options):
+    def __init__(self, source, *options):
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             self.port = found.getsockname()[1]
-        command = [sys.executable, "-m", "rope_server", str(folder), "--port", str(self.port)]
+        command = [sys.executable, "-m", "rope_server", str(source), "--port", str(self.port)]
         self.process = subprocess.Popen([*command, *options])
         self.url = f"http://127.0.0.1:{self.port}"
-        self.model = folder.name
         # Without a pool, whose idle connections would count among the server's files.
         no_pool = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0), timeout=300)
         self.openai = openai.OpenAI(
             base_url=f"{self.url}/v1", api_key="none", max_retries=0, http_client=no_pool
         )
         self._wait_for(self._answers, 300)
+        self.model = self.openai.models.list().data[0].id
 
     def _answers(self):
         try:

@@ -111,6 +111,8 @@ def test_cache_dtypes(model, rng, dtype, rounded):
     ("changes", "words"),
     [
         ({"model_type": "mamba"}, "'mamba' is not served"),
+        ({"hidden_act": "gelu"}, "'gelu' is not served"),
+        ({"rms_norm_eps": None}, "no rms_norm_eps"),
         ({"rope_parameters": {"llama_4_scaling_beta": 0.1}}, "by their position"),
     ],
 )
@@ -120,6 +122,6 @@ def test_models_that_are_not_served(changes, words, llama, tmp_path):
     config = json.loads(path.read_text())
     for key, value in changes.items():
         config[key] = config[key] | value if isinstance(value, dict) else value
-    path.write_text(json.dumps(config))
+    path.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
     with pytest.raises(ValueError, match=words):
         load(tmp_path)

@@ -24,8 +24,10 @@ def shares(sampling, rng, count=20000):
         (Sampling(top_p=0.71), np.array([0, 8, 3, 6, 0]) / 17),
         (Sampling(top_p=1e-9), np.array([0, 1, 0, 0, 0])),
         (Sampling(temperature=0), np.array([0, 1, 0, 0, 0])),
+        (Sampling(temperature=5e-324), np.array([0, 1, 0, 0, 0])),
     ],
 )
+@pytest.mark.filterwarnings("error")
 def test_shares_of_tokens(sampling, expected, rng):
     error = np.abs(shares(sampling, rng) - expected)
     # Six standard deviations of a share: one in 10^8 draws of it is farther off.

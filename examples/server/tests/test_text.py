@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 import transformers
 from rope_server.text import Detokenizer, Text
+from tokenizers import Tokenizer
 
 MESSAGES = [
     {"role": "system", "content": " Be brief. "},
@@ -32,6 +36,8 @@ def test_chat_template(text, peer):
     "template",
     [
         "{{ messages | tojson }}",
+        "{{ tools is none }} {{ documents is none }}",
+        "{{ bos_token }} {{ pad_token }}",
         "{{ messages | tojson(indent=2) }}",
         "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m }}{% endfor %}",
         "{{ strftime_now('%Y-%m-%d') }}",
@@ -39,14 +45,24 @@ def test_chat_template(text, peer):
     ],
 )
 def test_parts_of_templates(llama, peer, tmp_path, template):
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).write_text((llama.folder / name).read_text())
+    shutil.copy(llama.folder / "tokenizer.json", tmp_path)
+    config = json.loads((llama.folder / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"pad_token": None}))
     (tmp_path / "chat_template.jinja").write_text(template)
     rendered = peer.apply_chat_template(
         MESSAGES, chat_template=template, add_generation_prompt=True, tokenize=False
     )
     expected = peer(rendered, add_special_tokens=False)["input_ids"]
     assert Text(tmp_path).encode_chat(MESSAGES) == expected
+
+
+def test_texts_are_not_truncated(llama, text, tmp_path):
+    """Nor padded, whatever tokenizer.json says of batches for training."""
+    tokenizer = Tokenizer.from_file(str(llama.folder / "tokenizer.json"))
+    tokenizer.enable_truncation(5)
+    tokenizer.enable_padding(length=100)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert Text(tmp_path).encode(TEXT) == text.encode(TEXT)
 
 
 def test_refused_conversations(text, tmp_path, llama):
