@@ -401,20 +401,3 @@ def test_a_compiler_that_is_switched_off_is_named(run_program):
     )
     _, err = run_program(program, env={"NUMBA_DISABLE_JIT": "1"}, exits=1, timeout=60)
     assert "RuntimeError: NUMBA_DISABLE_JIT is set" in err
-
-
-LOGGED = """
-import logging
-logging.basicConfig(level=logging.INFO)
-import numpy as np, rope_cpu
-x = np.ones((1, 1, 1, 8), np.float32)
-rope_cpu.RotaryEmbedding(8).rotate(x)
-rope_cpu.RotaryEmbedding(8).rotate(x.astype(np.float64))
-"""
-
-
-def test_a_process_that_compiles_says_so_once(run_program, tmp_path):
-    for messages in (1, 0):  # the second process loads its kernels
-        _, err = run_program(LOGGED, env={"NUMBA_CACHE_DIR": str(tmp_path)})
-        assert err.count("INFO:rope_cpu:compiling kernels") == messages
-        assert err.count(str(tmp_path)) == messages
