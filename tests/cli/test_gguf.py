@@ -106,6 +106,7 @@ def test_damaged_files_are_usage_errors(command, run, model, tmp_path):
     assert code == 2
     assert "model.gguf" in " ".join(lines)
     assert "ends after 100 bytes" in " ".join(lines)
+    assert "`CONFIG`" in " ".join(lines)  # the word of --help for the argument `path`
 
 
 def test_an_option_that_contradicts_the_architecture(run, model):
