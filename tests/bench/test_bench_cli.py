@@ -53,7 +53,8 @@ def test_patterns_select_cases(cases, pattern, names):
     assert [case.name for case in select(list(cases.values()), [pattern])] == names
 
 
-def test_a_listing_has_names_and_descriptions(bench, cases, capsys):
+def test_a_listing_has_names_and_descriptions(bench, cases, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")  # where no description is in two lines
     assert bench("--list", "prefill-512/*") == 0
     lines = capsys.readouterr().out.splitlines()
     listed = select(list(cases.values()), ["prefill-512/*"])
