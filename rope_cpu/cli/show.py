@@ -328,8 +328,12 @@ def _reads_mscale(rope: RotaryEmbedding) -> bool:
 
 def _short_text(value: Any) -> str:
     if isinstance(value, list | tuple) and len(value) > _LONGEST_LIST:
-        return f"{len(value)} values, {value[0]:.6g} … {value[-1]:.6g}"
+        return f"{len(value)} values, {_number_text(value[0])} … {_number_text(value[-1])}"
     return ", ".join(map(str, value)) if isinstance(value, tuple) else cut(str(value))
+
+
+def _number_text(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else cut(str(value))
 
 
 def band_lines(rotation: LayerRotation, rope: RotaryEmbedding) -> Iterator[str]:

@@ -376,3 +376,8 @@ def test_roundings_are_no_scaling():
     unscaled = np.array([1.0, 0.5])
     assert bands(unscaled * (1 + 1e-12), unscaled) == ["0-1 6.28 to 12.6 unscaled"]
     assert changed_pairs(np.array([0.5, 0.0]), np.array([1.0, 1.0])).tolist() == [True, False]
+
+
+def test_long_lists_may_hold_anything():
+    assert show._short_text([0.5] * 7) == "7 values, 0.5 … 0.5"
+    assert show._short_text(["a", *range(5), [2]]) == "7 values, a … [2]"
