@@ -32,6 +32,11 @@ class Batch(Immutable):
     The new tokens of all sequences are packed one after the other (layout thd). A batch is made
     once for a step and serves every layer. It is immutable; its arguments are copied.
 
+    For `attention` two new tokens may be in one slot: tokens that attend to all keys of a sequence,
+    whatever their order, are a sequence each, of the same length and pages. `RotaryPlan.append`
+    refuses such a batch. A write under another sequence's cached tokens is not seen: copy a shared
+    page before writing to it, or moving its keys (`rotate_cached`).
+
     Parameters
     ----------
     seq_lens : sequence or array of int, (sequences,)
@@ -62,9 +67,7 @@ class Batch(Immutable):
     Raises
     ------
     TypeError, ValueError
-        If lengths are negative or do not fit each other, if a sequence has too few pages, or if two
-        tokens would be written to one slot. A write under another sequence's cached tokens is not
-        seen: copy a shared page before writing to it, or moving its keys (`rotate_cached`).
+        If lengths are negative or do not fit each other, or if a sequence has too few pages.
 
     Examples
     --------
@@ -84,6 +87,7 @@ class Batch(Immutable):
 
     __slots__ = (
         "_arrays",
+        "_shared_slot",
         "_slots",
         "_work",
         "cache_position",
@@ -104,6 +108,7 @@ class Batch(Immutable):
     cu_seqlens: Int64  # (sequences + 1,), where each sequence's new tokens start
     pages_needed: int  # pages that a cache must have
     _arrays: BatchArrays  # of which the attributes are views
+    _shared_slot: Finding | None  # on two new tokens of one slot, with which `append` refuses it
     _slots: Int64  # slot_mapping as (1, tokens)
     # The division of attention's work, by window and number of tokens that go over keys together.
     _work: dict[tuple[int, int], Any]
@@ -126,7 +131,7 @@ class Batch(Immutable):
         position = np.arange(bounds[-1]) - bounds[sequence] + (lengths - new)[sequence]
         page = pages[sequence, position // size]
         slots = page * size + position % size
-        _check_slots(page, slots, sequence, position)
+        _check_new_pages(page, sequence, position)
         arrays = BatchArrays(lengths, new, pages, position, slots, bounds)
         # A view that is made before `slots` becomes read-only stays writable. Nobody writes to it,
         # but Numba takes 0.05 µs longer to unbox a read-only array.
@@ -135,6 +140,7 @@ class Batch(Immutable):
             array.flags.writeable = False
             self._set(**{name: array.view()})
         self._set(page_size=size, pages_needed=int(page.max(initial=-1)) + 1)
+        self._set(_shared_slot=_shared_slot(slots, sequence, position))
 
     def __repr__(self) -> str:
         return (
@@ -225,17 +231,21 @@ def _filled_up(page_table: Any) -> Any:
     return table
 
 
-def _check_slots(page: Int64, slots: Int64, sequence: Int64, position: Int64) -> None:
-    """Raise unless every new token has a page, and none the slot of another."""
+def _check_new_pages(page: Int64, sequence: Int64, position: Int64) -> None:
+    """Raise unless every new token has a page."""
     for token in np.flatnonzero(page < 0)[:1]:
         place = f"under token {position[token]} of sequence {sequence[token]}, which is new"
         raise ArgumentError("page_table", Finding(f"holds -1 {place}"), "give it a page")
+
+
+def _shared_slot(slots: Int64, sequence: Int64, position: Int64) -> Finding | None:
+    """Return the finding on two new tokens of one slot, None if there are none."""
     order = np.argsort(slots, kind="stable")
     for place in np.flatnonzero(np.diff(slots[order]) == 0)[:1]:
         first = order[place]
         second = order[place + 1]
-        finding = Finding(
+        return Finding(
             f"gives slot {slots[first]} to token {position[first]} of sequence {sequence[first]} "
             f"and to token {position[second]} of sequence {sequence[second]}"
         )
-        raise ArgumentError("page_table", finding, "give each new token a slot of its own")
+    return None

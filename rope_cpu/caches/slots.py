@@ -14,6 +14,8 @@ from rope_cpu.caches.kv_cache import KVCache, check_cache
 # The remedy where page_size and heads of a cache are exchanged.
 HEADS_FIRST = "if `cache` has the heads first, make it from key.transpose(0, 2, 1, 3)"
 
+_ONE_SLOT = "give each token a slot of its own"
+
 # As many slots Python compares faster than NumPy: 32 on pages in any order take 3 µs instead of 35.
 _FEW = 64
 
@@ -36,6 +38,9 @@ def slots_of_tokens(value: Batch | ArrayLike, cache: KVCache, layout: str) -> Ar
     if value.pages_needed > cache.pages:
         finding = Finding(f"writes to page {value.pages_needed - 1}")
         raise ArgumentError("slot_mapping", finding, f"fit the {cache.pages} pages of `cache`")
+    if value._shared_slot is not None:
+        remedy = "such a batch is for `attention` alone"
+        raise ArgumentError("slot_mapping", value._shared_slot, _ONE_SLOT, remedy)
     return value._slots
 
 
@@ -111,8 +116,7 @@ def check_none_twice(runs: Array) -> None:
     stops = runs[:-1, 0] + runs[:-1, 1]
     repeated = starts[starts < stops]
     if repeated.size:
-        finding = Finding(f"holds slot {repeated[0]} twice")
-        raise ArgumentError("slot_mapping", finding, "give each token a slot of its own")
+        raise ArgumentError("slot_mapping", Finding(f"holds slot {repeated[0]} twice"), _ONE_SLOT)
 
 
 def slots_of_keys(cache: KVCache, slot_mapping: Batch | ArrayLike, layout: str) -> Array:

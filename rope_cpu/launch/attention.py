@@ -66,7 +66,7 @@ def attention(
     cache : KVCache
         The keys and values, those of the new tokens included. Of any dtype.
     batch : Batch
-        The sequences. Pages may be shared by several.
+        The sequences. Pages may be shared by several, the slots of new tokens too.
     scale : float, optional
         Factor of the scores, above 0; by default head_dim^-½.
     window : int, optional

@@ -223,8 +223,8 @@ class RotaryPlan:
         cache : KVCache
             Its heads and widths are those of k and v. It must share no memory with them.
         slot_mapping : Batch, or array of int
-            The slot of each token. A Batch, for layout thd, is checked already. Integers are
-            page · page_size + place, (tokens,) for layout thd, otherwise (batch, seq); none twice,
+            The slot of each token, none twice. A Batch, for layout thd, is checked already.
+            Integers are page · page_size + place, (tokens,) for layout thd, otherwise (batch, seq),
             and −1 for a token that is not kept.
         q_norm, k_norm, v_norm : RMSNorm, optional
             Norms before the rotation; values are normalised only.

@@ -143,6 +143,8 @@ def read_only(x):
     ("slot_mapping", lambda s: {"slots": np.array([2**64 - 1, 1, 2, 3, 4], "u8")}, ValueError),
     ("slot_mapping", lambda s: {"slots": batch(page_size=8)}, ValueError),
     ("slot_mapping", lambda s: {"slots": batch(page_table=[[0, 3]])}, ValueError),
+    ("slot_mapping", lambda s: {"slots": batch(page_table=[[1, 1]])}, ValueError, " gives slot 4 "),
+    ("slot_mapping", lambda s: {"slots": one_by_one()}, ValueError, " gives .*`attention` alone$"),
     ("slot_mapping", lambda s: {"slots": batch(query_lens=[4])}, ValueError),
     ("slot_mapping", lambda s: {"slots": batch(query_lens=[0])}, ValueError),
     ("slot_mapping", lambda s: {"slots": batch(), "plan": s.rope.plan(np.arange(5))}, ValueError),
@@ -160,6 +162,11 @@ def read_only(x):
 def test_append_refuses(scene, argument, call, error, words):
     caught = check(scene, lambda s: s.append(**call(s)), error, f"^`{argument}`{words}")
     assert caught.argument == argument
+
+
+def one_by_one():
+    """Return a batch for tokens that attend to each other both ways."""
+    return batch(seq_lens=[5] * 5, query_lens=[1] * 5, page_table=[[0, 1]] * 5)
 
 
 def heads_first(scene):

@@ -43,6 +43,23 @@ def test_results_are_those_of_float64(cache_dtype, rng):
 
 
 @parametrize_cache_dtypes
+def test_tokens_of_one_slot_attend_to_all_keys(cache_dtype, rng):
+    """Each new token is a sequence of its own, with the length and the pages of all of them."""
+    call = fixed_call(rng, cache_dtype)
+    cache, causal = call.place()
+    both_ways = rope_cpu.Batch(
+        seq_lens=np.repeat(causal.seq_lens, call.new),
+        query_lens=np.ones(len(call.q), int),
+        page_table=np.repeat(causal.page_table, call.new, axis=0),
+        page_size=causal.page_size,
+    )
+    pairs = zip(call.sequences(), call.new, strict=True)
+    sequences = [sequence._replace(new=1) for sequence, new in pairs for _ in range(new)]
+    error = np.abs(call.run(cache, both_ways) - attending.exactly(call.q, sequences, call.options))
+    assert error.max() <= attending.TOLERANCE * call.largest()
+
+
+@parametrize_cache_dtypes
 def test_large_scores_stay_within_the_bound(cache_dtype, rng):
     """Queries scaled until the first sequence has a score of 16."""
     call = fixed_call(rng, cache_dtype, options=Options(softcap=50.0))
