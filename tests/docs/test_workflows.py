@@ -26,6 +26,13 @@ def test_actions_are_pinned_by_commit(workflow):
     assert [line for line in uses if not PINNED.fullmatch(line)] == []
 
 
+def test_packages_that_build_a_release_are_pinned():
+    text = (FOLDER / "publish.yml").read_text(encoding="utf-8")
+    installed = re.findall(r"pip install ([^&\n]+)", text)
+    assert installed
+    assert [line for line in installed if not re.fullmatch(r"[\w-]+==[\d.]+ ?", line)] == []
+
+
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
 def test_workflows_may_only_read(workflow):
     text = workflow.read_text(encoding="utf-8")
