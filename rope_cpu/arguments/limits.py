@@ -30,10 +30,7 @@ LAYERS = 2**16
 # Position coordinates of a token; each is a row of frequencies of the whole head. Published: 4.
 AXES = 64
 
-# Sequences with lengths of their own. Python computes the frequencies of each in about 20 µs.
-LENGTHS = 2**13
-
-# Ends of packed sequences in a plan, which are compared with each other.
+# Sequences of a step. Python computes the different frequencies of lengths in about 20 µs each.
 SEQUENCES = 2**22
 
 # Tokens of one step of a server, or slots of a call, which are sorted.

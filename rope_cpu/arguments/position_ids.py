@@ -198,7 +198,7 @@ def tokens_of_sequences(cu_seqlens: ArrayLike, layout: str, tokens: int, lengths
     if layout != "thd":
         rule = "be None, or `layout` 'thd', whose packed tokens it divides into sequences"
         raise ArgumentError("cu_seqlens", Finding(f"is given with layout {layout!r}"), rule)
-    ends = parse_cu_seqlens(cu_seqlens, limits.SEQUENCES)
+    ends = parse_cu_seqlens(cu_seqlens, limits.SEQUENCES + 1)
     if ends[-1] != tokens:
         rule = f"end at the number of tokens, {tokens} in `position_ids`"
         raise ArgumentError("cu_seqlens", Finding(f"ends at {ends[-1]}"), rule)

@@ -62,8 +62,8 @@ def whole_numbers(
 
 def check_length(name: str, value: Any, longest: int) -> None:
     """Raise if a sequence has more than `longest` entries."""
-    # A slice, because `len` fails on a range of 2^63 and more.
-    if len(value[: longest + 1]) > longest:
+    # `len` fails on a range of 2^63 and more; not every sequence can be sliced.
+    if len(value[: longest + 1] if isinstance(value, range) else value) > longest:
         raise ArgumentError(name, value, f"have at most {longest} entries")
 
 
@@ -90,17 +90,19 @@ def _table_error(name: str, finding: Finding, sizes: tuple[int, ...], most: int)
 def lengths(name: str, value: Any) -> list[int]:
     """Return one or several sequence lengths as a list of at least one.
 
-    A sequence without tokens, among several, has length 0.
+    A sequence without tokens, among several, has length 0, and so has a step without sequences.
     """
-    if isinstance(value, np.ndarray) and value.ndim > 1:
-        raise ArgumentTypeError(name, Finding.shape_of(value), "be one length, or one-dimensional")
-    is_array = isinstance(value, np.ndarray) and value.ndim == 1
-    if not is_array and not isinstance(value, list | tuple | range):
-        return [whole_number(name, value.item() if isinstance(value, np.ndarray) else value)]
-    check_length(name, value, limits.LENGTHS)
-    entries = value.tolist() if is_array else list(value)
-    if not entries:
-        raise ArgumentError(name, Finding("is empty"), "be a length, or one for each sequence")
+    if hasattr(value, "__array__"):  # also one of another library
+        value = regular_array(name, value)
+        if value.ndim > 1:
+            rule = "be one length, or one-dimensional"
+            raise ArgumentTypeError(name, Finding.shape_of(value), rule)
+        check_shape_size(name, value.shape, value.size, most=limits.SEQUENCES)
+        value = value.tolist()
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        return [whole_number(name, value)]
+    check_length(name, value, limits.SEQUENCES)
+    entries = list(value) or [0]
     # A server gives lengths at every step: a coarse test of all takes a fifth of the time.
     if {*map(type, entries)} == {int} and min(entries) >= 0 and max(entries) <= limits.WHOLE:
         return entries

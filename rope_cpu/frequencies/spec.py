@@ -233,7 +233,7 @@ class RopeSpec:
         """
         if self.length_rule is None:
             return self
-        scalars.check_length("lengths", lengths, limits.LENGTHS)
+        scalars.check_length("lengths", lengths, limits.SEQUENCES)
         self.check_rows(len(lengths))
         rows = [self.length_rule.at_length(length) for length in lengths]
         one_axis = np.stack([self.direction * inv_freq for inv_freq, _ in rows])
@@ -375,7 +375,7 @@ def _resolved_pair_axis(
 
 def _checked_lengths(lengths: Sequence[int], rows: int) -> tuple[int, ...]:
     """Return the sequence lengths of a spec; raise unless there is one for each row."""
-    checked = scalars.whole_numbers("lengths", lengths, 0, longest=limits.LENGTHS)
+    checked = scalars.whole_numbers("lengths", lengths, 0, longest=limits.SEQUENCES)
     if len(checked) != rows:
         rule = f"have one length for each of {rows} rows of `inv_freq`"
         raise ArgumentError("lengths", lengths, rule)

@@ -175,9 +175,9 @@ def rows_of_lengths(
     spec, rule: a rotation, and its rule.
     lengths: checked lengths in tokens. For each, the last result has the index of its row.
     """
-    spec.check_rows(len(lengths))
     representatives = rule.representatives(lengths)
     distinct = sorted(set(representatives))
+    spec.check_rows(len(distinct))
     row_of = {length: row for row, length in enumerate(distinct)}
     evaluate = _remembered if len(distinct) <= _REMEMBERED_ROWS else _evaluated
     try:

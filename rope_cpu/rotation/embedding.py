@@ -619,8 +619,9 @@ class RotaryEmbedding(metaclass=_Constructors):
         ----------
         seq_len : int, or sequence or array of int, (sequences,)
             Length in tokens, or one length for each sequence: each batch row, or each packed
-            sequence (`plan` with `cu_seqlens`). In an array, 0 is a sequence without tokens. A
-            single length, or a list with one, works for every number of sequences.
+            sequence (`plan` with `cu_seqlens`). In an array, 0 is a sequence without tokens, and an
+            empty one is as [0]. A single length, or a list with one, works for every number of
+            sequences.
 
         Returns
         -------

@@ -140,6 +140,20 @@ def test_batches_print_pickle_and_copy(arguments):
     assert batch.cu_seqlens.shape == (len(arguments[0]) + 1,)
 
 
+@pytest.mark.parametrize("rope_type", ["default", "dynamic", "dynamic_powers"])
+def test_a_step_without_sequences_is_like_any_other(rope_type):
+    scaling = {"rope_type": rope_type, "factor": 2.0, "max_position_embeddings": 4}
+    if rope_type != "dynamic":
+        del scaling["factor"]
+    batch = Batch(seq_lens=[], query_lens=[], page_table=[], page_size=8)
+    rope = rope_cpu.RotaryEmbedding(16, scaling=scaling).at_length(batch.seq_lens)
+    plan = rope.plan(batch.cache_position, layout="thd", cu_seqlens=batch.cu_seqlens)
+    cache = rope_cpu.KVCache.zeros(1, 8, 2, 16, dtype=np.float32)
+    x = np.zeros((0, 2, 16), np.float32)
+    q_rot = plan.append(x, x, x, cache, batch)
+    assert rope_cpu.attention(q_rot, cache, batch).shape == (0, 2, 16)
+
+
 def test_a_contiguous_cache_has_a_page_for_each_sequence():
     batch = Batch(seq_lens=[3, 0, 7], query_lens=[3, 0, 1], page_table=[[2], [0], [1]], page_size=9)
     assert batch.slot_mapping.tolist() == [18, 19, 20, 15]

@@ -1,5 +1,7 @@
 """RotaryEmbedding.at_length and packed sequences; tests by rope type are in tests/frequencies."""
 
+import array
+import collections
 import pickle
 import re
 
@@ -162,6 +164,16 @@ UNSIZED = RotaryEmbedding(
 SIZED = UNSIZED.at_length([3, 9, 12])
 
 
+class ArrayOfOthers:
+    """An array of another library, such as a tensor of PyTorch."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.values, dtype)
+
+
 def plan(rope, cu_seqlens, layout="thd", ids=(0, 1, 2, 3)):
     return rope.plan(ids, layout=layout, cu_seqlens=cu_seqlens)
 
@@ -174,7 +186,8 @@ REFUSED = [
     (lambda: ROPE.at_length(1.5), TypeError, "`seq_len` is 1.5; it must be an integer"),
     (lambda: ROPE.at_length([2, True]), TypeError, "`seq_len` is True; it must be an integer"),
     (lambda: ROPE.at_length([2, 2**53 + 1]), ValueError, "it must be at most 9007199254740992"),
-    (lambda: ROPE.at_length([]), ValueError, "`seq_len` is empty"),
+    (lambda: ROPE.at_length({3, 5}), TypeError, "`seq_len` is .*; it must be an integer"),
+    (lambda: ROPE.at_length(np.ma.array([3, 5])), TypeError, "`seq_len` is a masked array"),
     (lambda: SIZED.rotate(X), ValueError, "`x` has batch 2 .*lengths are given for 3"),
     (lambda: SIZED.plan([0, 1], layout="thd"), ValueError, "`layout` is 'thd'.* 3 lengths "),
     (lambda: plan(UNSIZED, [0, 4]), ValueError, "'dynamic' depends on the sequence length"),
@@ -207,6 +220,29 @@ def test_refusals(call, error, message):
     with pytest.raises(error, match=message) as caught:
         call()
     assert len(str(caught.value)) < 2000
+
+
+@pytest.mark.parametrize("count", [0, 1, 2**13 + 1])
+@pytest.mark.parametrize("rope", [ROPE, *ROPES])
+def test_a_step_has_any_number_of_sequences(rope, count, rng):
+    """Each with another length, and one new token."""
+    lengths = rng.permutation(np.arange(1, count + 1))
+    ids = rng.integers(0, 99, (count, *[rope.axes] * (rope.axes > 1)))
+    x = draw(rng, (count, 2, rope.head_dim), np.float32)
+    at = rope.at_length(lengths)
+    rotated = at.plan(ids, layout="thd", cu_seqlens=np.arange(count + 1)).rotate(x)
+    assert rotated.shape == x.shape
+    for token in {0, count // 2, count - 1} if count else ():
+        one = slice(token, token + 1)
+        alone = rope.at_length(int(lengths[token])).plan(ids[one], layout="thd").rotate(x[one])
+        assert np.array_equal(rotated[one], alone)
+
+
+@pytest.mark.parametrize("make", [tuple, np.array, array.array, collections.deque, ArrayOfOthers])
+def test_lengths_are_any_sequence_or_array(make):
+    given = make("q", LENGTHS) if make is array.array else make(LENGTHS)
+    for rope in (ROPE, embedding("dynamic")):
+        assert rope.at_length(given) == rope.at_length(LENGTHS)
 
 
 def test_sequences_without_tokens():
