@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,8 +46,8 @@ class Batch(Immutable):
         0 for an idle sequence.
     page_table : array of int, (sequences, pages), or a list of rows
         The page of each run of page_size tokens. Entries past a sequence's tokens are ignored. −1
-        is a page that was given back: it must not be under a new token. The rows of a list may
-        differ in length.
+        is a page that was given back: it must not be under a new token. The rows of a list,
+        sequences or arrays, may differ in length.
     page_size : int
         Tokens on a page.
 
@@ -216,19 +216,26 @@ def _pages(page_table: ArrayLike, lengths: Int64, page_size: int) -> Int64:
 
 def _filled_up(page_table: Any) -> Any:
     """Return a page table whose rows, if they differ in length, are filled up with -1."""
-    if not isinstance(page_table, list | tuple):
+    if not isinstance(page_table, list | tuple) or not all(map(_is_row, page_table)):
         return page_table
-    if {*map(type, page_table)} - {list, tuple} or len({*map(len, page_table)}) < 2:
-        return page_table
+    for row in page_table:
+        scalars.check_length("page_table", row, limits.PAGES)
     lengths = np.array([*map(len, page_table)])
+    if lengths.size == 0 or (lengths == lengths[0]).all():
+        return page_table
     shape = (len(lengths), int(lengths.max()))
     scalars.check_shape_size("page_table", shape, *shape, most=limits.PAGES)
-    pages = scalars.integers("page_table", [*chain.from_iterable(page_table)], most=limits.PAGES)
-    if pages.ndim != 1:
+    rows = [scalars.integers("page_table", row) for row in page_table]
+    if any(row.ndim != 1 for row in rows):
         raise ArgumentError("page_table", Finding("has nested rows"), "be (sequences, pages)")
     table = np.full(shape, -1)
-    table[np.arange(shape[1]) < lengths[:, None]] = pages
+    table[np.arange(shape[1]) < lengths[:, None]] = np.concatenate(rows)
     return table
+
+
+def _is_row(row: Any) -> bool:
+    """Return True for a sequence, and for an array with an axis, of any library."""
+    return isinstance(row, Sequence) or getattr(row, "ndim", 0) > 0
 
 
 def _check_new_pages(page: Int64, sequence: Int64, position: Int64) -> None:

@@ -1,8 +1,10 @@
 """Batch: the sequences of one step, the places of their new tokens, and what is refused."""
 
+import array
 import copy
 import pickle
 import time
+from collections import deque
 
 import numpy as np
 import pytest
@@ -70,17 +72,25 @@ def test_arguments_are_lists_or_arrays_of_any_integers(rng):
         page_size=8,
     )  # fmt: skip
     assert unsigned.slot_mapping.tolist() == usual.slot_mapping.tolist()
+    ranges = make(page_table=[range(4, 5), range(0, 3, 2)])
+    assert ranges.slot_mapping.tolist() == usual.slot_mapping.tolist()
 
 
-def test_rows_of_a_page_table_may_differ_in_length(rng):
-    for _ in range(60):
+def integers(row):
+    return array.array("q", row)
+
+
+@pytest.mark.parametrize("rows_of", [list, tuple])
+@pytest.mark.parametrize("row_of", [list, tuple, np.array, integers, deque])
+def test_rows_of_a_page_table_may_differ_in_length(rows_of, row_of, rng):
+    for _ in range(20):
         seq_lens, query_lens, table, page_size = draw(rng)
         needed = -(-seq_lens // page_size)
         most = table.shape[1]
         rows = [
             row[: rng.integers(count, most + 1)] for row, count in zip(table, needed, strict=True)
         ]
-        given = tuple(tuple(row) for row in rows) if rng.random() < 0.5 else [*map(list, rows)]
+        given = rows_of(row_of(row) for row in rows)
         lengths = {"seq_lens": seq_lens, "query_lens": query_lens, "page_size": page_size}
         batch = Batch(page_table=given, **lengths)
         expected = Batch(page_table=table, **lengths)
@@ -201,6 +211,10 @@ REFUSED = [
     (lambda: make(page_table=((4.0,), (0, 2))), TypeError, "`page_table` has dtype float64"),
     (lambda: make(page_table=(([4],), ([0], [2]))), ValueError, "`page_table` has nested rows"),
     (lambda: make(page_table=((4,), 0)), ValueError, "`page_table` is a tuple of unequal rows"),
+    (lambda: make(page_table=("4", "02")), TypeError, "`page_table` has dtype <U1"),
+    (lambda: make(page_table=((True,), (0, 2))), TypeError, "`page_table` has dtype bool"),
+    (lambda: make(page_table=((4,), {0: 0, 2: 2})), ValueError, "`page_table` is a tuple of une"),
+    (lambda: make(page_table=((4,), np.ma.array([0, 2]))), TypeError, "`page_table` is a masked"),
     (lambda: make(page_table=((4.0, 0), (1, 2))), TypeError, "`page_table` has dtype float64"),
     (lambda: make(page_table=((-2, 0), (1, 2))), ValueError, "`page_table` holds -2 for sequence"),
     (lambda: make(page_table=((4, 0), (1, 2**50))), ValueError, "`page_table` holds"),
@@ -226,6 +240,7 @@ HOSTILE = {
     "a range of lengths": lambda: make(seq_lens=range(2**60)),
     "many new lengths": lambda: make(query_lens=repeated(1, 2**59)),
     "a large page table": lambda: make(page_table=repeated(1, 2**29, 2**30)),
+    "a page table of a range": lambda: make(page_table=[[4], range(2**70)]),
     "a page table of one long row": lambda: make(page_table=[[0]] * 2**13 + [[0] * 2**13]),
     "a page table with many axes": lambda: make(page_table=repeated(1, *[2] * 59)),
     "many pages that sequences need": lambda: make(
