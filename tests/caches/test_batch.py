@@ -107,8 +107,8 @@ def test_batches_are_immutable_and_copy_their_arguments():
         "page_table": np.array([[4, -1], [0, 2]]),
     }
     batch = Batch(**arguments, page_size=8)
-    for array in arguments.values():
-        array[...] = 0
+    for argument in arguments.values():
+        argument[...] = 0
     assert batch.seq_lens.tolist() == [3, 9]
     assert batch.query_lens.tolist() == [3, 1]
     assert batch.page_table.tolist() == [[4, -1], [0, 2]]
