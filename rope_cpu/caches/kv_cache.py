@@ -56,6 +56,12 @@ class KVCache(Immutable):
     TypeError, ValueError
         If an array has another dtype or shape, or overlaps itself or another array.
 
+    Notes
+    -----
+    A deep copy, or a pickled cache, has arrays of its own, in the same order of memory and on cache
+    lines, and a value that is a part of its key is one again. Memory that two caches share is there
+    twice then.
+
     Examples
     --------
     >>> import numpy as np, rope_cpu
@@ -199,13 +205,37 @@ class KVCache(Immutable):
             f"kv_heads={self.kv_heads}, head_dim={self.head_dim}, value_dim={self.value_dim})"
         )
 
+    def __copy__(self) -> KVCache:
+        return self
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (self.key, self.value, self.key_scale, self.value_scale)
+        arrays = [getattr(self, name) for name in CACHE_ARRAYS]
+        stored: list[Any] = [None if x is None else _in_memory_order(x) for x in arrays]
+        if _is_part(self.value, self.key):
+            start = (self.value.ctypes.data - self.key.ctypes.data) // self.key.itemsize
+            stored[1] = slice(start, start + self.value_dim)
+        return _restored_cache, tuple(stored)
 
 
-def _unpickled(key: Array, value: Array, *scales: Array | None) -> KVCache:
-    """Return the cache of unpickled arrays."""
-    return KVCache(key, value, key_scale=scales[0], value_scale=scales[1])
+def _in_memory_order(x: Array) -> tuple[Array, Array]:
+    """Return an array with its axes in the order of memory, and their indices in `x`."""
+    axes = np.argsort(-np.abs(x.strides), kind="stable")
+    return np.ascontiguousarray(x.transpose(axes)), axes
+
+
+def _restored_cache(key: Any, value: Any, *scales: Any) -> KVCache:
+    """Return a cache of new arrays; value: a slice of the key's last axis if it is a part of it."""
+    new_key = _restored(*key)
+    new_value = new_key[..., value] if isinstance(value, slice) else _restored(*value)
+    key_scale, value_scale = (None if x is None else _restored(*x) for x in scales)
+    return KVCache(new_key, new_value, key_scale=key_scale, value_scale=value_scale)
+
+
+def _restored(x: Array, axes: Array) -> Array:
+    """Return a copy, on a cache line, of an array in memory order, with its axes as they were."""
+    memory = _aligned_zeros(x.shape, x.dtype)
+    memory[...] = x
+    return memory.transpose(np.argsort(axes))
 
 
 def _zeros(
@@ -226,14 +256,16 @@ def _zeros(
 def _heads_first(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Return zeros of the shape (pages, page_size, kv_heads, …), in memory with the heads first."""
     pages, page_size, kv_heads, *width = shape
-    size = math.prod(shape) * dtype.itemsize
+    return _aligned_zeros((pages, kv_heads, page_size, *width), dtype).swapaxes(1, 2)
+
+
+def _aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return zeros in C order that start on a cache line."""
     # NumPy's large arrays start 16 bytes past a cache line: each vector is on one line more.
+    size = math.prod(shape) * dtype.itemsize
     memory = np.zeros(size + _CACHE_LINE, np.uint8)
     start = -memory.ctypes.data % _CACHE_LINE
-    heads_first = (
-        memory[start : start + size].view(dtype).reshape(pages, kv_heads, page_size, *width)
-    )
-    return heads_first.swapaxes(1, 2)
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def check_cache(cache: object) -> None:

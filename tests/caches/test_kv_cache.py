@@ -80,10 +80,19 @@ def test_caches_are_immutable():
             delattr(cache, name)
 
 
+def order_in_memory(x):
+    """Return the axes of an array by their strides."""
+    return np.argsort(np.abs(x.strides)).tolist()
+
+
 @pytest.mark.parametrize("dtype", CACHE_DTYPES)
-def test_copies_and_pickles(dtype, rng):
-    """A copy has the same arrays; a deep copy and a pickled cache have arrays of their own."""
-    caches = cases.Caches(rng, dtype, "heads first", "heads first", (2, 3, 2, 8, 5))
+@pytest.mark.parametrize("paging", cases.PAGINGS)
+def test_copies_and_pickles(dtype, paging, rng):
+    """A copy has the same arrays; a deep copy and a pickled cache have arrays of their own.
+
+    The axes of these have the order in memory of the first ones, on which speed depends.
+    """
+    caches = cases.Caches(rng, dtype, paging, "heads first", (2, 3, 2, 8, 8))
     cache = caches.cache
     assert copy.copy(cache).key is cache.key
     for again in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
@@ -91,8 +100,24 @@ def test_copies_and_pickles(dtype, rng):
         for name in ("key", "value", "key_scale", "value_scale"):
             array = getattr(cache, name)
             if array is not None:
-                steps.assert_same_bits(getattr(again, name), array)
-                assert not np.shares_memory(getattr(again, name), array)
+                copied = getattr(again, name)
+                steps.assert_same_bits(copied, array)
+                assert not np.shares_memory(copied, array)
+                assert order_in_memory(copied) == order_in_memory(array)
+                assert copied.ctypes.data % 64 == 0
+                copied[...] = 1  # raises if it is read-only
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda cache: pickle.loads(pickle.dumps(cache))])
+def test_a_copied_value_is_a_part_of_its_key_again(again, rng):
+    key = rng.standard_normal((5, 4, 1, 40)).astype(np.float32)
+    copied = again(KVCache(key, key[..., 3:35]))
+    copied.key[...] += 1
+    assert np.array_equal(copied.value, copied.key[..., 3:35])
+    plan = rope_cpu.RotaryEmbedding(40).plan([3], layout="thd")
+    x = np.ones((1, 1, 40), np.float32)
+    with pytest.raises(ValueError, match=r"`cache\.value` is a part of"):
+        plan.append(x, x, x[..., :32], copied, [0])
 
 
 @pytest.mark.filterwarnings("ignore:Setting the shape:DeprecationWarning")  # of NumPy 2.5
