@@ -9,7 +9,8 @@ from pathlib import Path
 
 from rope_cpu.array_types import Array
 
-NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64"}
+NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+NAMES |= {"int64": "I64", "int8": "I8", "uint8": "U8"}
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Array]) -> None:

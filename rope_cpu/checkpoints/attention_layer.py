@@ -173,8 +173,8 @@ class AttentionLayer:
         Raises
         ------
         TypeError, ValueError
-            If tensors are missing or not finite, have other shapes than the config says, or belong
-            to a part of the attention that is not known, such as a gate.
+            If tensors are missing, not finite or no floats, have other shapes than the config says,
+            or belong to a part of the attention that is not known, such as a gate.
         OSError
             If a file cannot be read.
 

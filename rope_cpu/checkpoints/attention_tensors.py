@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from rope_cpu.arguments import scalars
-from rope_cpu.arguments.errors import ArgumentError, Finding
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.texts import cut, shown
-from rope_cpu.array_types import Array
+from rope_cpu.array_types import DTYPES, Array
 from rope_cpu.checkpoints.tensor_files import open_tensors
 from rope_cpu.configs.attention_facts import FACTS
 from rope_cpu.functional import convert_weight
@@ -220,6 +220,9 @@ def _as_array(name: str, tensor: Any) -> Array:
     if hasattr(tensor, "detach"):
         tensor = _from_torch(name, tensor)
     array = scalars.real_array(cut(name), tensor)
+    if array.dtype.kind in "iu":
+        remedy = "multiply quantised weights by their scales"
+        raise ArgumentTypeError(cut(name), Finding.dtype_of(array), "hold floats", remedy)
     if not np.isfinite(array).all():
         raise ValueError(f"{shown(name)} holds NaN or infinities; the checkpoint is damaged")
     return array
@@ -229,8 +232,8 @@ def _from_torch(name: str, tensor: Any) -> Any:
     """Return an array; raise TypeError for a tensor without one: sparse, float8, meta."""
     try:
         tensor = tensor.detach().cpu()
-        if str(tensor.dtype) == "torch.bfloat16":  # NumPy itself has no bfloat16
-            tensor = tensor.float()
+        if str(tensor.dtype) == "torch.bfloat16":  # PyTorch makes no arrays of it
+            return tensor.float().numpy().astype(DTYPES["bfloat16"])
         return tensor.numpy()
     except (RuntimeError, TypeError) as error:
         raise TypeError(f"{shown(name)} cannot be made an array: {cut(str(error))}") from error

@@ -168,6 +168,18 @@ def test_a_tensor_that_is_no_array_is_named(tensors):
         layer.weights(tensors | {f"{MODULE}k_proj.weight": SparseTensor()})
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int64"])
+def test_quantised_weights_are_refused_as_from_files(tensors, tmp_path, dtype):
+    """Without scales their values mean nothing."""
+    layer = rope_cpu.attention_layer(of_type("llama"), 1)
+    name = f"{MODULE}k_proj.weight"
+    tensors[name] = np.ones(tensors[name].shape, dtype)
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    for source in (tensors, tmp_path):
+        with pytest.raises((TypeError, ValueError), match=r"k_proj\.weight.* has dtype"):
+            layer.weights(source)
+
+
 def test_fused_projections_have_the_names_of_others(tensors, tmp_path):
     parts = [tensors.pop(f"{MODULE}{name}_proj.weight") for name in "qkv"]
     tensors[f"{MODULE}qkv_proj.bias"] = np.arange(128.0)
