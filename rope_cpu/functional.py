@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.arrays import check_dtype, not_an_array
-from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.array_types import Dtype
 from rope_cpu.frequencies.spec import LARGEST_FREQUENCY
 from rope_cpu.rotation.embedding import RotaryEmbedding
@@ -18,7 +18,13 @@ Pairing = Literal["half", "interleaved"]
 
 
 def convert_weight(
-    w: ArrayLike, num_heads: int, *, to: Pairing, rotary_dim: int | None = None, axis: int = 0
+    w: ArrayLike,
+    num_heads: int,
+    *,
+    to: Pairing,
+    rotary_dim: int | None = None,
+    axis: int = 0,
+    head_dim: int | None = None,
 ) -> NDArray[Any]:
     """Reorder the elements of each head, so that the other pairing gives the same scores.
 
@@ -34,7 +40,7 @@ def convert_weight(
         (head_dim,) with num_heads 1; activations or cached keys (..., head_dim) with num_heads 1
         and axis -1.
     num_heads : int
-        Heads of `w`. With grouped queries k_proj has fewer than q_proj.
+        Heads of `w`. With grouped queries k_proj has fewer than q_proj, and so has a shard.
     to : {"half", "interleaved"}
         "half": from pairs (2i, 2i+1) to pairs (i, i+n), as from Meta's LLaMA to transformers; also
         what DeepSeek-V3 does to queries and keys. "interleaved": the reverse.
@@ -43,6 +49,9 @@ def convert_weight(
         place.
     axis : int
         The axis of `w` that holds the heads.
+    head_dim : int, optional
+        Width of a head, which is checked. Without it, a shard with the number of heads of the whole
+        model is taken for one of narrower heads.
 
     Returns
     -------
@@ -77,21 +86,36 @@ def convert_weight(
         raise ArgumentError("axis", axis, f"be one of the {w.ndim} axes of `w`")
     scalars.check_shape_size("w", w.shape, w.shape[axis])
     num_heads = scalars.whole_number("num_heads", num_heads)
-    head_dim, remainder = divmod(w.shape[axis], num_heads)
-    if remainder or not head_dim:
-        rule = f"divide the {w.shape[axis]} elements of axis {axis}"
-        raise ArgumentError("num_heads", num_heads, rule)
-    width = head_dim if rotary_dim is None else scalars.whole_number("rotary_dim", rotary_dim, 2)
-    if width % 2 or width > head_dim:
-        rule = f"be even and at most head_dim {head_dim}"
-        raise ArgumentError("rotary_dim", width, rule)
+    width = _head_width(num_heads, head_dim, w.shape[axis], axis)
+    rotated = width if rotary_dim is None else scalars.whole_number("rotary_dim", rotary_dim, 2)
+    if rotated % 2 or rotated > width:
+        rule = f"be even and at most head_dim {width}"
+        raise ArgumentError("rotary_dim", rotated, rule)
     pair_shape = (-1, 2) if to == "half" else (2, -1)
-    order = np.arange(head_dim)
-    order[:width] = order[:width].reshape(pair_shape).T.reshape(-1)
-    elements = (np.arange(num_heads)[:, None] * head_dim + order).reshape(-1)
+    order = np.arange(width)
+    order[:rotated] = order[:rotated].reshape(pair_shape).T.reshape(-1)
+    elements = (np.arange(num_heads)[:, None] * width + order).reshape(-1)
     if axis == 0:
         return np.asarray(w[elements])  # for whole rows faster than `take`
     return np.asarray(np.take(w, elements, axis=axis))
+
+
+def _head_width(num_heads: int, head_dim: int | None, elements: int, axis: int) -> int:
+    """Return the width of a head; raise unless the elements of an axis are `num_heads` of them."""
+    if head_dim is None:
+        width, remainder = divmod(elements, num_heads)
+        if remainder or not width:
+            rule = f"divide the {elements} elements of axis {axis}"
+            raise ArgumentError("num_heads", num_heads, rule)
+        return width
+    width = scalars.whole_number("head_dim", head_dim)
+    if num_heads * width != elements:
+        finding = Finding(f"is {num_heads}, of head_dim {width}")
+        rule = f"make the {elements} elements of axis {axis}"
+        raise ArgumentError(
+            "num_heads", finding, rule, "of a shard give the number of its own heads"
+        )
+    return width
 
 
 def sinusoidal(

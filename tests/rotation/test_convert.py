@@ -77,7 +77,8 @@ def test_there_and_back_is_the_identity(
     shape[axis] = heads * (2 * pairs + passed)
     w = np.arange(np.prod(shape), dtype=np.int64).reshape(shape)
     names = ("half", "interleaved") if to else ("interleaved", "half")
-    there = convert_weight(w, heads, to=names[0], rotary_dim=2 * pairs, axis=axis)
+    widths = {"rotary_dim": 2 * pairs, "head_dim": 2 * pairs + passed}
+    there = convert_weight(w, heads, to=names[0], **widths, axis=axis)
     back = convert_weight(there, heads, to=names[1], rotary_dim=2 * pairs, axis=axis)
     np.testing.assert_array_equal(back, w)
     assert there.dtype == w.dtype
@@ -101,6 +102,11 @@ def test_order_by_hand() -> None:
         ({"axis": 2}, ValueError, "`axis` is 2"),
         ({"axis": True}, TypeError, "`axis` is True"),
         ({"num_heads": 8}, ValueError, "`rotary_dim` is 1"),
+        # The whole model has 4 heads of 4, this shard 2 of them.
+        ({"num_heads": 4, "head_dim": 4}, ValueError, "`num_heads` is 4, of head_dim 4; .* shard"),
+        ({"head_dim": 3}, ValueError, "`num_heads` is 2, of head_dim 3; .* make the 8"),
+        ({"head_dim": 4.0}, TypeError, "`head_dim` is 4.0"),
+        ({"head_dim": 0}, ValueError, "`head_dim` is 0"),
     ],
 )
 def test_refusals(arguments: dict[str, object], kind: type[Exception], words: str) -> None:
