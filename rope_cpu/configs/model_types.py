@@ -14,6 +14,9 @@ from typing import Any
 # second by hand from the models' own code.
 TABLES = ("models.json", "other_models.json")
 
+# Model types whose names are plain words, so that a class of that name may be anybody's.
+_PLAIN_WORDS = {"new", "transformer"}
+
 # The label of rope parameters that hold for all layers, where others have a layer type.
 ALL_LAYERS = ""
 
@@ -145,5 +148,6 @@ def type_of_class(name: str) -> str | None:
 
 @cache
 def _types_by_stem() -> dict[str, str]:
-    """Return the model types of transformers by their names without separators."""
-    return {re.sub("[-_.]", "", name).lower(): name for name in data(TABLES[0])}
+    """Return the model types by their names without separators; those of transformers go first."""
+    names = [name for name in (*data(TABLES[1]), *data(TABLES[0])) if name not in _PLAIN_WORDS]
+    return {re.sub("[-_.]", "", name).lower(): name for name in names}

@@ -59,6 +59,17 @@ def test_facts(model_type):
     assert layer.rope == rope_cpu.RotaryEmbedding.from_config(of_type(model_type), layer=1)
 
 
+def test_the_transformer_of_fla_has_its_window_and_norms():
+    """The epsilon is that of its norm's class; `norm_eps` belongs to other norms (fla.layers)."""
+    sizes = {"hidden_size": 64, "num_heads": 4, "num_hidden_layers": 2, "norm_eps": 1e-6}
+    keys = {"window_size": 7, "qk_norm": True, "num_kv_heads": 2}
+    layer = rope_cpu.attention_layer({"model_type": "transformer", **sizes, **keys}, 1)
+    assert layer.options == {"scale": 0.25, "window": 7, "softcap": None}
+    assert (layer.num_kv_heads, layer.qk_norm, layer.norm_epsilon) == (2, "before", 1e-5)
+    plain = rope_cpu.attention_layer({"model_type": "transformer", **sizes}, 1)
+    assert (plain.options["window"], plain.qk_norm) == (None, None)
+
+
 def test_every_layer_has_its_own_facts(tmp_path):
     """Gemma 3 has its own base and its window in five layers of six; read from a folder."""
     config = {"model_type": "gemma3_text", "num_hidden_layers": 6}

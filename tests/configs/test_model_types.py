@@ -123,6 +123,7 @@ def test_an_unknown_type_of_a_known_whole_is_that_of_its_part(model_type, part_t
         ("Qwen3MoeForCausalLM", "qwen3_moe"),
         ("GPTNeoXForCausalLM", "gpt_neox"),
         ("ModernBertModel", "modernbert"),
+        ("QWenLMHeadModel", "qwen"),
     ],
 )
 def test_a_language_model_without_a_type_has_that_of_its_class(architecture, model_type) -> None:

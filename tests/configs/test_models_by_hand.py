@@ -86,6 +86,8 @@ MOLMO = of("molmo", **widths(3584, 28), num_key_value_heads=4, rope_theta=100000
 MOLMO_E = of("molmo", d_model=2048, n_heads=16, rope_theta=10000.0, rope_impl="cockatoo")
 GTE = of("new", rope_theta=20000, position_embedding_type="rope")
 GTE_LONGER = GTE | {"rope_scaling": {"type": "ntk", "factor": 8.0}}
+ROTARY = {"position_embedding_type": "rotary"}
+FLA = of("transformer", hidden_size=1024, num_heads=16, num_kv_heads=4, head_dim=32)
 
 ROWS: dict[str, Row] = {
     "Ling": Row(LING | {"rope_scaling": None}, False, inv_freq(128, 6e5), heads=(16, 4)),
@@ -116,6 +118,18 @@ ROWS: dict[str, Row] = {
     "NeoBERT": Row(of("neobert", rope=True), True, inv_freq(64), heads=(12, 12)),
     "GTE": Row(GTE, False, inv_freq(64, 2e4)),
     "GTE, longer": Row(GTE_LONGER, False, fixed_ntk(64, 2e4, 8)),
+    "ESM-2 by NVIDIA": Row(of("nv_esm", **ROTARY, **widths(320, 20)), False, inv_freq(16)),
+    "RNA-FM": Row(of("rnafm", **ROTARY), False, inv_freq(32), heads=(20, 20)),
+    "RiNALMo": Row(of("rinalmo"), False, inv_freq(64)),
+    "UTR-LM": Row(of("utrlm"), False, inv_freq(8)),
+    "CaLM": Row(of("calm"), True, inv_freq(64)),
+    "LucaOne": Row(of("lucaone_gplm", no_position_embeddings=True), False, inv_freq(64)),
+    "LucaOne, HF": Row(of("lucaone", no_position_embeddings=False), False, inv_freq(64)),
+    "LucaGPLM": Row(of("lucagplm"), False, inv_freq(64)),
+    "AMPLIFY": Row(of("AMPLIFY", **widths(640, 10)), True, inv_freq(64)),
+    "AMPLIFY, HF": Row(of("amplify"), True, inv_freq(64)),
+    "Reward model": Row(of("gpt_neox_reward_model", **widths(2048, 16)), False, inv_freq(32)),
+    "fla, grouped": Row(FLA, False, inv_freq(64), heads=(16, 4)),
     "Yuan 2.0": Row(of("yuan"), False, inv_freq(64), heads=(32, 32)),
 }
 
@@ -215,6 +229,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (of("neobert", rope=False), "`rope` is False"),
     (GTE | {"position_embedding_type": "absolute"}, "`position_embedding_type` is 'absolute'"),
     (of("yuan", attention_projection_size=4096), " is 4096.*rounds its frequencies"),
+    (of("nv_esm"), "`position_embedding_type` is 'absolute'"),
+    (of("esm", position_embedding_type="relative_key"), " is 'relative_key'.*no rotation"),
+    (of("rnafm"), "`position_embedding_type` is 'absolute'"),
+    (of("utrlm", position_embedding_type="relative_key"), "is 'relative_key'.*no rotation"),
+    (of("lucaone_gplm", no_position_embeddings=False), "`no_position_embeddings` is False"),
+    (of("AMPLIFY", rope_scaling=LINEAR), "`rope_scaling` is"),
     (of("falcon_perception"), "`freqs_cis_golden`; pass frequencies"),
     (of("phi4flash"), "`model_type` is 'phi4flash'.*: its attention layers are not"),
 ]

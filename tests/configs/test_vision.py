@@ -32,6 +32,7 @@ def tower(model_type, **values):
         (tower("qwen2_5_vl_vision"), [(0, 1), (0, 1 / 4), (0, 1 / 16), (0, 1 / 64)]),
         (tower("step3p5_vision"), [(1, 1), (1, 1 / 4), (1, 1 / 16), (1, 1 / 64)]),
         (tower("kimi_k25_vision"), [(1, 1), (0, 1), (1, 1 / 4), (0, 1 / 4)]),
+        (tower("moonvit"), [(1, 1), (0, 1), (1, 1 / 4), (0, 1 / 4)]),
         (tower("pixtral"), [(0, 1), (0, 1 / 4), (0, 1 / 16), (0, 1 / 64)]),
         (
             tower("dinov3_vit"),
@@ -45,6 +46,16 @@ def test_who_owns_the_first_pairs(config, expected):
     assert [frequency for _, frequency in found] == pytest.approx(
         [frequency for _, frequency in expected], rel=1e-14
     )
+
+
+def test_moonvit_is_the_tower_of_kimi_with_pairs_as_published():
+    """Its own code pairs neighbours; transformers reorders the weights of kimi_k25_vision."""
+    own = reader.read(tower("moonvit")).spec()
+    other = reader.read(tower("kimi_k25_vision")).spec()
+    assert (own.interleaved, other.interleaved) == (True, False)
+    np.testing.assert_array_equal(own.inv_freq, other.inv_freq)
+    whole = {"model_type": "kimi_vl", "vision_config": {"model_type": "moonvit"}}
+    assert vision.tower(whole)["model_type"] == "moonvit"
 
 
 def test_pixtral_alternates_over_the_whole_head():
