@@ -30,6 +30,7 @@ from rope_cpu.launch.arrays import (
     refuse,
     results_for,
 )
+from rope_cpu.launch.results import LARGE, new_like
 
 _ndarray = np.ndarray
 
@@ -119,7 +120,9 @@ def append(
     q_norm, k_norm, v_norm = given_norms
     if not (q_norm is k_norm is v_norm is None):
         norms = joined(_NORM_NAMES, given_norms, (cache.head_dim, cache.head_dim, cache.value_dim))
-    result = np.empty_like(q) if out is None and type(q) is _ndarray else out
+    result = out
+    if out is None and type(q) is _ndarray:
+        result = np.empty_like(q) if q.nbytes < LARGE else new_like(q)
     # The kernel takes empty slots for `_IN_ORDER`, so they go the slow path.
     if type(q) is type(k) is type(v) is type(result) is _ndarray and slots.size:
         dtype = q.dtype
@@ -143,7 +146,7 @@ def _append_copies(
     _check_appended(rotation, inputs, cache, slots)
     outputs = {} if out is None else {"out": out}
     _check_append_memory(inputs, outputs, cache)
-    result: Array = np.empty_like(inputs["q"]) if out is None else out
+    result: Array = new_like(inputs["q"]) if out is None else out
 
     def launch(copies: list[Array]) -> bool:
         q, k, v = copies

@@ -17,6 +17,7 @@ from rope_cpu.arguments.arrays import check_inputs, check_outputs
 from rope_cpu.array_types import BSHD_VIEWS, INTEGER_VIEWS, Array
 from rope_cpu.caches.kv_cache import KVCache
 from rope_cpu.kernels.vectors import converts_float16
+from rope_cpu.launch.results import new_like
 
 
 class HeadLayout(NamedTuple):
@@ -115,7 +116,7 @@ def kernel_dtype(cache: KVCache) -> str:
 def results_for(inputs: Mapping[str, Array], outs: Mapping[str, Any] | None) -> tuple[Array, ...]:
     """Return the given outputs, checked, or new arrays like the inputs."""
     if outs is None:
-        return tuple(np.empty_like(x) for x in inputs.values())
+        return tuple(new_like(x) for x in inputs.values())
     check_outputs(outs, inputs)
     return tuple(outs.values())
 

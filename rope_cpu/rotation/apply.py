@@ -19,6 +19,7 @@ from rope_cpu.arguments.position_ids import parse_table_rows
 from rope_cpu.arguments.scalars import boolean
 from rope_cpu.array_types import COMPUTE_DTYPES, LAYOUT_AXES, Array, Layout
 from rope_cpu.launch.arrays import HeadLayout
+from rope_cpu.launch.results import new_like
 from rope_cpu.launch.rotate import Launch, launcher, rotate_copies
 
 
@@ -109,7 +110,7 @@ def apply_rotary(
         table = cos_sin.astype(COMPUTE_DTYPES[dtype], copy=False)
         return launcher(dtype, heads, layout), table
 
-    result = np.empty_like(x) if out is None else out
+    result = new_like(x) if out is None else out
     if type(x) is type(result) is np.ndarray:
         launch, table = launch_for(x.dtype)
         same = result is x or result.dtype == x.dtype
