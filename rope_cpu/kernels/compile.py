@@ -11,8 +11,9 @@ import warnings
 from collections.abc import Callable, Set
 from contextlib import suppress
 from functools import cache
+from importlib import resources
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 from numba import config, njit
@@ -22,8 +23,9 @@ from rope_cpu.kernels import threads
 # Numba's cache notices a change in the file of a kernel, but not in the other files whose functions
 # the kernel calls, nor that a process of one thread has loops instead of `prange`. A hash of all
 # sources and of the latter is therefore a part of every kernel's name.
+_SOURCES = {file.name: file for file in resources.files(__package__).iterdir()}
 _VERSION = hashlib.sha256(
-    b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    b"".join(_SOURCES[name].read_bytes() for name in sorted(_SOURCES) if name.endswith(".py"))
     + (b"parallel" if threads.PARALLEL else b"serial")
 )
 
@@ -129,7 +131,7 @@ def clear_cache() -> dict[Path, list[int]]:
     """
     _check_compiler()
     folders = [Path(__file__).parent / "__pycache__"]
-    function = njit(lambda: None)
+    function = njit(_named_copy(lambda: None, "none", {}))
     with suppress(OSError, RuntimeError):  # no folder can be written
         _enable_cache(function)
         folders.insert(0, Path(function.stats.cache_path))
@@ -149,10 +151,22 @@ def _delete_kernels(folder: Path) -> list[int]:
 
 def _named_copy(function: Callable[..., Any], name: str, functions: dict[str, Any]) -> FunctionType:
     """Return a copy of a function with a name of its own and with other globals."""
-    copy = FunctionType(function.__code__, {**function.__globals__, **functions}, name)
+    code = _code_in_file(function.__code__)
+    copy = FunctionType(code, {**function.__globals__, **functions}, name)
     copy.__module__ = function.__module__
     copy.__qualname__ = f"{name}_{_VERSION.hexdigest()[:16]}"
     return copy
+
+
+def _code_in_file(code: CodeType) -> CodeType:
+    """Return code with the name of an existing file: of code in an archive, the archive.
+
+    Numba caches no function of another file, but its locator of those in a "*.zip", which ignores
+    the folder of the cache.
+    """
+    path = Path(code.co_filename)
+    file = next((found for found in (path, *path.parents) if found.is_file()), path)
+    return code.replace(co_filename=str(file))
 
 
 def _compile_or_load(
@@ -250,4 +264,8 @@ def _warn_once(folder: str | None, error: Exception) -> None:
         fault = f"the kernel cache of rope_cpu in {folder} cannot be used ({reason})"
         remedy = "delete that folder, free disk space, or set NUMBA_CACHE_DIR to another one"
     consequence = "every process compiles the kernels for some seconds"
-    warnings.warn(f"{fault}, so {consequence}; {remedy}", stacklevel=2)
+    text = f"{fault}, so {consequence}; {remedy}"
+    try:
+        warnings.warn(text, stacklevel=2)
+    except UserWarning:  # made an error (-W error): the kernel works all the same
+        _logger.warning(text)

@@ -97,6 +97,42 @@ def test_without_a_home_no_kernel_is_cached_beside_the_package(installed, run_pr
     assert files_in(installed) == before
 
 
+def test_without_a_home_the_warning_may_be_an_error(installed, run_program):
+    """The first call works as the second one does, and the text is logged."""
+    program = """
+    import warnings
+    warnings.simplefilter("error", UserWarning)
+    import numpy as np, rope_cpu
+    rope = rope_cpu.RotaryEmbedding(8)
+    print([rope.cos_sin([0])[0].sum() for _ in range(2)])
+    """
+    out, err = run_program(program, env=environment_of(installed, XDG_CACHE_HOME=os.devnull))
+    assert out == "[np.float32(4.0), np.float32(4.0)]\n"
+    assert err.count("no folder for the kernel cache of rope_cpu can be written") == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="another variable is the home")
+@pytest.mark.parametrize("suffix", [".zip", ".whl", ".pyz"])
+def test_kernels_of_an_archive_are_cached(suffix, tmp_path, installed, run_program):
+    """In the same folder, for each version of the sources."""
+    archive = tmp_path / f"archive{suffix}"
+
+    def found():
+        shutil.make_archive(str(tmp_path / "packed"), "zip", installed)
+        (tmp_path / "packed.zip").rename(archive)
+        environment = environment_of(archive, XDG_CACHE_HOME=str(tmp_path / "caches"))
+        return [run_program(ONE_KERNEL, env=environment)[0].strip() for _ in range(2)]
+
+    assert found() == ["compiled", "loaded"]
+    first = files_in(tmp_path / "caches" / "rope_cpu")
+    with (installed / "rope_cpu/kernels/vectors.py").open("a") as file:
+        file.write("# of another version\n")
+    assert found() == ["compiled", "loaded"]
+    assert len(files_in(tmp_path / "caches" / "rope_cpu") - first) == 2
+    clear = environment_of(archive, XDG_CACHE_HOME=str(tmp_path / "caches"))
+    assert run_program(CLEAR, env=clear)[0].startswith("4 files")
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="no modes")
 def test_nobody_else_may_write_to_the_cache(tmp_path, installed, run_program):
     program = f"import os; os.umask(0)\n{textwrap.dedent(ONE_KERNEL)}"
