@@ -7,7 +7,7 @@ change that:
     ROPE_CPU_FUZZ_SEED      the first seed (default 0)
 
     seed=$RANDOM; echo "seed $seed"
-    ROPE_CPU_FUZZ_SECONDS=60 ROPE_CPU_FUZZ_SEED=$seed pytest tests/fuzz
+    ROPE_CPU_FUZZ_SECONDS=60 ROPE_CPU_FUZZ_SEED=$seed pytest -m "" tests/fuzz
 
 A failure names the seed that finds it in the first round, so without ROPE_CPU_FUZZ_SECONDS. With it
 the number of examples of each test stands at the end, unless pytest-xdist runs the tests.
@@ -72,7 +72,8 @@ class Search:
             try:
                 examples += run_round(number)
             except BaseException as error:
-                error.add_note(f"To repeat it: ROPE_CPU_FUZZ_SEED={number} pytest '{self.name}'")
+                repeat = f"ROPE_CPU_FUZZ_SEED={number} pytest -m '' '{self.name}'"
+                error.add_note(f"To repeat it: {repeat}")
                 raise
             self.counts[self.name] = f"{examples} examples, seeds {FIRST_SEED} to {number}"
             if time.monotonic() >= stop:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import pytest
 from fuzz.test_guarded import environment
 
+pytestmark = pytest.mark.processes
+
 EVERY_SHAPE = """
 from itertools import product
 import numpy as np

@@ -16,7 +16,10 @@ from fuzz.placed import can_guard
 
 import rope_cpu
 
-pytestmark = pytest.mark.skipif(not can_guard(), reason="there is no mprotect")
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(not can_guard(), reason="there is no mprotect"),
+]
 
 # As many threads as arrays are shared out among, whatever the machine has.
 THREADS = "4"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fewer_cases import sample
 from numba import config, types
 from numba.core.errors import TypingError
 from numba.core.registry import CPUDispatcher
@@ -37,6 +38,7 @@ def installed(tmp_path):
     return folder
 
 
+@pytest.mark.processes
 def test_a_kernel_is_compiled_once_for_each_processor_and_source(tmp_path, installed, run_program):
     def found(**settings):
         environment = {"PYTHONPATH": str(installed), "NUMBA_CACHE_DIR": str(tmp_path), **settings}
@@ -74,7 +76,7 @@ def files_in(folder):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="another variable is the home")
-@pytest.mark.parametrize("setting", CACHE_SETTINGS)
+@pytest.mark.parametrize("setting", sample(CACHE_SETTINGS, "home"))
 def test_the_cache_is_in_a_folder_of_the_user(setting, tmp_path, installed, run_program):
     """By default no file is written beside the package, where an uninstall would leave it."""
     variables, folder = CACHE_SETTINGS[setting]
@@ -88,6 +90,7 @@ def test_the_cache_is_in_a_folder_of_the_user(setting, tmp_path, installed, run_
     assert all(path.is_relative_to(tmp_path / folder) for path in written)
 
 
+@pytest.mark.processes
 def test_without_a_home_no_kernel_is_cached_beside_the_package(installed, run_program):
     before = files_in(installed)
     environment = environment_of(installed, XDG_CACHE_HOME=os.devnull)
@@ -97,6 +100,7 @@ def test_without_a_home_no_kernel_is_cached_beside_the_package(installed, run_pr
     assert files_in(installed) == before
 
 
+@pytest.mark.processes
 def test_without_a_home_the_warning_may_be_an_error(installed, run_program):
     """The first call works as the second one does, and the text is logged."""
     program = """
@@ -111,6 +115,7 @@ def test_without_a_home_the_warning_may_be_an_error(installed, run_program):
     assert err.count("no folder for the kernel cache of rope_cpu can be written") == 1
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(sys.platform == "win32", reason="another variable is the home")
 @pytest.mark.parametrize("suffix", [".zip", ".whl", ".pyz"])
 def test_kernels_of_an_archive_are_cached(suffix, tmp_path, installed, run_program):
@@ -133,6 +138,7 @@ def test_kernels_of_an_archive_are_cached(suffix, tmp_path, installed, run_progr
     assert run_program(CLEAR, env=clear)[0].startswith("4 files")
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(sys.platform == "win32", reason="no modes")
 def test_nobody_else_may_write_to_the_cache(tmp_path, installed, run_program):
     program = f"import os; os.umask(0)\n{textwrap.dedent(ONE_KERNEL)}"
@@ -168,6 +174,7 @@ IMPORTS_OTHER = """
 """
 
 
+@pytest.mark.processes
 def test_functions_of_other_programs_keep_their_cache(tmp_path, installed, run_program):
     """One that is decorated while the cache of a kernel is enabled is cached with the kernels."""
     (installed / "other.py").write_text(textwrap.dedent(OTHER_PROGRAM))
@@ -222,6 +229,7 @@ def expected():
     return lines
 
 
+@pytest.mark.processes
 def test_kernels_of_several_processes_are_not_taken_for_each_other(tmp_path, run_program, expected):
     """Each process counts its functions from the start, so kernels may share a number."""
     cache = {"NUMBA_CACHE_DIR": str(tmp_path)}
@@ -230,6 +238,7 @@ def test_kernels_of_several_processes_are_not_taken_for_each_other(tmp_path, run
     assert set(run_program(ROTATE.replace("ORDER", "order"), env=cache)[0].splitlines()) == expected
 
 
+@pytest.mark.processes
 def test_processes_that_fill_a_cache_at_once(tmp_path, run_program, expected):
     cache, orders = {"NUMBA_CACHE_DIR": str(tmp_path)}, ("order[:2]", "order[:2]", "order[1::-1]")
     running = [run_program.start(ROTATE.replace("ORDER", order), env=cache) for order in orders]
@@ -241,6 +250,7 @@ def test_processes_that_fill_a_cache_at_once(tmp_path, run_program, expected):
         )
 
 
+@pytest.mark.processes
 def test_eight_processes_on_an_empty_cache(tmp_path, run_program):
     program = """
     import hashlib, numpy as np, rope_cpu
@@ -262,6 +272,7 @@ def deleted(*files):
     return f"{len(files)} files, {size / 1e6:.1f} MB deleted from"
 
 
+@pytest.mark.processes
 def test_clear_deletes_the_kernels_of_all_versions_and_nothing_else(
     tmp_path, installed, run_program
 ):
@@ -293,6 +304,7 @@ def test_clear_deletes_the_kernels_of_all_versions_and_nothing_else(
     assert run_program(ONE_KERNEL, env=shared)[0] == "compiled\n"
 
 
+@pytest.mark.processes
 def test_clear_counts_a_folder_once(installed, run_program):
     beside = environment_of(installed, NUMBA_CACHE_LOCATOR_CLASSES="InTreeCacheLocator")
     run_program(ONE_KERNEL, env=beside)
@@ -399,6 +411,7 @@ ON_A_FULL_DISK = """
 """
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(sys.platform == "win32", reason="no limits on the size of files")
 def test_where_files_cannot_be_written_kernels_run_all_the_same(tmp_path, run_program):
     program = ON_A_FULL_DISK.replace("LIMITED", "True")
@@ -421,6 +434,7 @@ def tiny_disk(tmp_path):
     subprocess.run(["umount", str(tmp_path)], check=True)
 
 
+@pytest.mark.processes
 def test_on_a_full_disk_kernels_run_all_the_same(tiny_disk, run_program):
     filler = tiny_disk / "filler"
     filler.write_bytes(bytes(shutil.disk_usage(tiny_disk).free - 8192))  # room for an index alone

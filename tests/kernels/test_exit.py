@@ -4,6 +4,7 @@ import os
 import textwrap
 
 import pytest
+from fewer_cases import sample
 from threading_layers import HAS_TBB, LAYERS
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux only")
@@ -77,14 +78,17 @@ def run(run_program):
     return run
 
 
-@pytest.mark.parametrize("cpus", ["two", "pinned later"])
+@pytest.mark.parametrize("cpus", sample(("two", "pinned later"), "two"))
 @pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize(
+    "scenario", sample(SCENARIOS, "warmup and fork", "thread and fork", "pool")
+)
 def test_a_process_of_two_threads_ends(scenario, layer, cpus, run):
     variables = {"NUMBA_NUM_THREADS": "2", "NUMBA_THREADING_LAYER": layer}
     assert run(SCENARIOS[scenario], cpus, **variables) == layer
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_process_on_one_cpu_ends(scenario, run):
     """It loads no threading layer, unless functions of the user do so."""
@@ -93,6 +97,7 @@ def test_a_process_on_one_cpu_ends(scenario, run):
     assert run(SCENARIOS[scenario], "one", **variables) == expected
 
 
+@pytest.mark.processes
 @HAS_TBB
 def test_tbb_that_a_user_loads_after_a_kernel_on_one_cpu(run):
     code = """

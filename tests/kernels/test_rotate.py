@@ -370,6 +370,7 @@ for d in (np.float16, ml_dtypes.bfloat16):
 """
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86 processors")
 def test_other_processors(run_program):
     """Processors without 16-bit instructions give the bits of those with; haswell has FMA too."""

@@ -7,9 +7,12 @@ import os
 import textwrap
 
 import pytest
+from fewer_cases import sample
+from numba import config
 from threading_layers import HAS_TBB, LAYERS
 
 import rope_cpu
+from rope_cpu.kernels import threads
 
 START = """
     import multiprocessing, os, signal, sys, threading
@@ -87,7 +90,10 @@ SCENARIOS = {
 }
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+FEW = ("python threads", "fork after a parallel rotation", "a pool of forked processes")
+
+
+@pytest.mark.parametrize("scenario", sample(SCENARIOS, *FEW))
 def test_threads_and_forks_rotate_right(scenario, layer, run):
     code = f"""
     def job(_):
@@ -116,6 +122,7 @@ FIRST_KERNELS = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kernel", FIRST_KERNELS)
 def test_a_first_kernel_that_several_threads_start(kernel, layer, run):
     """Whether it may run in parallel is known only when it is there."""
@@ -126,6 +133,7 @@ def test_a_first_kernel_that_several_threads_start(kernel, layer, run):
     assert run(code, layer) == ["True"] * 4
 
 
+@pytest.mark.processes
 def test_fork_before_the_first_rotation(layer, run):
     code = """
     expected = None
@@ -135,6 +143,7 @@ def test_fork_before_the_first_rotation(layer, run):
     assert run(code, layer) == ["0", "True", "0"]
 
 
+@pytest.mark.processes
 def test_forks_while_others_rotate(layer, run):
     code = """
     expected, stop = serial(), []
@@ -150,6 +159,7 @@ def test_forks_while_others_rotate(layer, run):
     assert "{0}" in " ".join(run(code, layer))
 
 
+@pytest.mark.processes
 def test_a_child_compiles_after_openmp_was_started(tmp_path, run):
     code = f"""
     expected = serial()
@@ -161,6 +171,7 @@ def test_a_child_compiles_after_openmp_was_started(tmp_path, run):
     assert any(tmp_path.iterdir())
 
 
+@pytest.mark.processes
 def test_forks_amid_compilation(tmp_path, layer, run):
     """Children use the present kernels; only new compilation could wait for an orphaned lock."""
     code = f"""
@@ -183,6 +194,7 @@ def test_forks_amid_compilation(tmp_path, layer, run):
     assert "{0}" in printed
 
 
+@pytest.mark.processes
 def test_a_pool_of_spawned_processes(tmp_path, layer, run_program):
     script = tmp_path / "spawned.py"
     script.write_text(
@@ -196,6 +208,7 @@ def test_a_pool_of_spawned_processes(tmp_path, layer, run_program):
     assert run_program(script, env={"NUMBA_THREADING_LAYER": layer})[0].split() == ["1"]
 
 
+@pytest.mark.processes
 def test_where_rotations_are_serial(layer, run):
     """On workqueue, in children after OpenMP started, with TBB in children of threaded parents."""
     code = """
@@ -211,6 +224,7 @@ def test_where_rotations_are_serial(layer, run):
     assert found == ["2", "True", *expected]
 
 
+@pytest.mark.processes
 def test_the_number_of_threads_is_not_numbas(layer, run):
     """It holds in all Python threads, and neither changes Numba's nor suffers from it."""
     code = """
@@ -237,6 +251,7 @@ def test_the_number_of_threads_is_not_numbas(layer, run):
     ]
 
 
+@pytest.mark.processes
 def test_without_tbb_openmp_is_used(run):
     code = "expected = serial()\nprint(right(), numba.threading_layer())"
     assert run(code, before=WITHOUT_TBB) == ["True", "omp"]
@@ -247,6 +262,7 @@ def test_tbb_is_found(run):
     assert run("expected = serial()\nprint(right(), numba.threading_layer())") == ["True", "tbb"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("count", ["1", "3", "7", "64"])
 def test_more_threads_than_cores_and_fewer(count, run):
     """Kernels of one cache serve any number."""
@@ -256,6 +272,7 @@ def test_more_threads_than_cores_and_fewer(count, run):
     assert run(code, NUMBA_NUM_THREADS=count) == ["True", count, "True"]
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux only")
 def test_a_process_of_one_processor(layer, run):
     code = """
@@ -266,26 +283,30 @@ def test_a_process_of_one_processor(layer, run):
     assert run(code, layer) == ["True"]
 
 
-@pytest.mark.parametrize(("value", "expected"), [("1", "1"), ("2", "2"), ("64", "2"), ("", "2")])
-def test_the_environment_sets_how_many_threads(value, expected, run):
-    assert run("print(rope_cpu.get_num_threads())", ROPE_CPU_NUM_THREADS=value) == [expected]
-
-
+NUMBERS = [("1", 1), ("2", 2), ("64", 2), ("", 2)]
 # As OpenBLAS reads it: the first number counts, and a text without one is ignored.
+OPENMP = [*NUMBERS, (" 1,2", 1), ("01", 1), ("9" * 5000, 2), ("0", 2), ("-1", 2), ("two", 2)]
+
+
+@pytest.fixture
+def limit_of(monkeypatch):
+    """A function from variables of the environment to the number of threads, of two at most."""
+    monkeypatch.setattr(threads, "MAX_THREADS", 2)
+
+    def limit_of(**variables):
+        for name in (threads.VARIABLE, "NUMBA_NUM_THREADS", "OMP_NUM_THREADS"):
+            monkeypatch.setenv(name, variables.get(name, ""))
+        return threads._limit_of_variables()
+
+    return limit_of
+
+
 @pytest.mark.parametrize(
-    ("value", "expected"),
-    [("1", "1"), (" 1,2", "1"), ("01", "1"), ("64", "2"), ("9" * 5000, "2"), ("", "2")]
-    + [(ignored, "2") for ignored in ("0", "-1", "two")],
+    ("name", "value", "expected"),
+    [(threads.VARIABLE, *row) for row in NUMBERS] + [("OMP_NUM_THREADS", *row) for row in OPENMP],
 )
-def test_openmps_variable_sets_how_many_threads(value, expected, run_program):
-    code = """
-    import os, sys
-    sys.modules["os"].sched_getaffinity = lambda pid: {0, 1}  # two cores on any machine
-    import rope_cpu
-    print(rope_cpu.get_num_threads())
-    """
-    variables = {"OMP_NUM_THREADS": value, "NUMBA_NUM_THREADS": None}
-    assert run_program(code, env=variables)[0].split() == [expected]
+def test_the_environment_sets_how_many_threads(name, value, expected, limit_of):
+    assert limit_of(**{name: value}) == expected
 
 
 def test_a_thread_that_reads_the_variables_late_undoes_nothing(run_program):
@@ -317,16 +338,15 @@ def test_a_thread_that_reads_the_variables_late_undoes_nothing(run_program):
     assert output.split() == ["1"]
 
 
-@pytest.mark.parametrize("first", ["ROPE_CPU_NUM_THREADS", "NUMBA_NUM_THREADS"])
-def test_other_variables_come_before_openmps(first, run):
-    assert run("print(rope_cpu.get_num_threads())", OMP_NUM_THREADS="1", **{first: "2"}) == ["2"]
+@pytest.mark.parametrize("first", [threads.VARIABLE, "NUMBA_NUM_THREADS"])
+def test_other_variables_come_before_openmps(first, limit_of):
+    assert limit_of(OMP_NUM_THREADS="1", **{first: "2"}) == 2
 
 
 @pytest.mark.parametrize("value", ["0", "two", "-1", "1.5"])
-def test_an_invalid_number_of_threads_is_named(value, run_program):
-    program = "import rope_cpu; rope_cpu.get_num_threads()"
-    _, err = run_program(program, env={"ROPE_CPU_NUM_THREADS": value}, exits=1)
-    assert f"ValueError: ROPE_CPU_NUM_THREADS is {value!r}" in err
+def test_an_invalid_number_of_threads_is_named(value, limit_of):
+    with pytest.raises(ValueError, match=f"ROPE_CPU_NUM_THREADS is {value!r}"):
+        limit_of(ROPE_CPU_NUM_THREADS=value)
 
 
 def test_an_unknown_threading_layer_is_named(run_program):
@@ -336,9 +356,9 @@ def test_an_unknown_threading_layer_is_named(run_program):
 
 
 @pytest.mark.parametrize("layer", ["omp", "OMP", "default", "safe", "threadsafe", "forksafe"])
-def test_every_threading_layer_of_numba_is_accepted(layer, run_program):
-    program = "import rope_cpu; rope_cpu.get_num_threads()"
-    run_program(program, env={"NUMBA_THREADING_LAYER": layer})
+def test_every_threading_layer_of_numba_is_accepted(layer, limit_of, monkeypatch):
+    monkeypatch.setattr(config, "THREADING_LAYER", layer)
+    assert limit_of() == 2
 
 
 @pytest.mark.parametrize(("n", "rule"), [(0, "at least 1"), (10**6, "at most [0-9]+")])
