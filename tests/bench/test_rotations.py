@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
+from fewer_cases import pairwise
 
 import rope_cpu
 from rope_cpu.array_types import DTYPES
@@ -64,14 +65,17 @@ class OracleWorkload(Workload):
         return np.abs(difference).max() / (bound * 2 * largest)
 
 
-@storages
-@pytest.mark.parametrize("positions", POSITIONS)
+CONTENDERS = [(name, dtype) for name in IMPLEMENTATIONS for dtype in dtypes(name)]
+PAIRINGS = (False, True)
+
+
 @pytest.mark.parametrize(
-    ("name", "dtype"),
+    ("name", "dtype", "interleaved", "positions", "packed"),
     [
-        pytest.param(name, dtype, marks=[pytest.mark.peers] if name.startswith("torch") else [])
-        for name in IMPLEMENTATIONS
-        for dtype in dtypes(name)
+        pytest.param(
+            *contender, *rest, marks=[pytest.mark.peers] * contender[0].startswith("torch")
+        )
+        for contender, *rest in pairwise(CONTENDERS, PAIRINGS, POSITIONS, (True, False))
     ],
 )
 @pytest.mark.filterwarnings("default")  # of the libraries, not of rope_cpu

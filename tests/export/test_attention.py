@@ -11,8 +11,10 @@ from attention_runs import (
     count_on,
     draw_tensors,
     run_steps,
+    targets_of,
 )
 from conftest import DTYPES
+from fewer_cases import pairwise
 from onnx import helper, numpy_helper
 
 from rope_cpu import RotaryEmbedding, export
@@ -34,8 +36,10 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("kind", DTYPES)
+@pytest.mark.parametrize(
+    ("target", "kind", "name"),
+    pairwise(TARGETS, DTYPES, OPTIONS, allowed=lambda target, kind, _: target in targets_of(kind)),
+)
 def test_steps_give_what_one_pass_gives(target, kind, name, rng):
     tensors = draw_tensors(rng, DTYPES[kind])
     want = attention(ROPE, *tensors, count_on(2, 13), kind, **OPTIONS[name])
