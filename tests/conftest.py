@@ -39,6 +39,8 @@ if KERNEL_CACHE:
     os.environ["NUMBA_CACHE_DIR"] = KERNEL_CACHE
 
 from rope_cpu.array_types import DTYPES  # noqa: E402
+from rope_cpu.kernels.append import CACHE_ELEMENTS  # noqa: E402
+from rope_cpu.warmup import compile_kernels, kernel_builds  # noqa: E402
 
 # Examples of earlier runs are not drawn again, and no test fails because a machine is slow.
 settings.register_profile(
@@ -64,6 +66,19 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(config.option.seed)
+
+
+def pytest_collection_finish(session):
+    """Let each worker of pytest-xdist compile its share of the kernels, if tests need them all.
+
+    Otherwise workers whose tests need the same kernel at the same time would both compile it.
+    """
+    worker = getattr(session.config, "workerinput", None)
+    folders = {item.path.parent.name for item in session.items}
+    if worker and {"launch", "rotation"} <= folders:
+        builds = kernel_builds(tuple(DTYPES), tuple(CACHE_ELEMENTS))
+        first = int(worker["workerid"].removeprefix("gw"))
+        list(compile_kernels(builds[first :: worker["workercount"]]))
 
 
 def pytest_unconfigure():

@@ -290,9 +290,13 @@ def strings_in(message):
 
 
 def marked_models(model):
-    """Yield copies of a model with the mark in one of its strings, and in its options."""
+    """Yield copies of a model with the mark in a string of each kind, and in its options."""
     content = model.SerializeToString()
-    for number in range(len(list(strings_in(model)))):
+    kinds = {
+        (message.DESCRIPTOR.name, getattr(message, "op_type", ""), field): number
+        for number, (message, field, _) in enumerate(strings_in(model))
+    }
+    for number in kinds.values():
         changed = onnx.ModelProto.FromString(content)
         message, name, index = list(strings_in(changed))[number]
         if isinstance(getattr(message, name), str):
