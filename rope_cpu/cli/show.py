@@ -168,6 +168,8 @@ def _facts(rotation: LayerRotation) -> Iterator[Fact]:
         return
     yield from _pairing_facts(rotation)
     yield from _axes_facts(rotation.rope)
+    if rotation.config.position_note is not None:
+        yield "positions", rotation.config.position_note
     yield from _attention_facts(rotation)
     ranges = rotation.rope.spec.length_ranges
     if ranges:

@@ -56,6 +56,8 @@ class ModelConfig(ABC):
         Whether the model type is in the model table.
     pairing_note : str, optional
         What to know about the pairing, for `rope-cpu show`.
+    position_note : str, optional
+        What to know about the positions, likewise.
     axes : sequence of str
         The position axes, keys of axes.json. A text model with three has those of M-RoPE instead.
 
@@ -74,6 +76,7 @@ class ModelConfig(ABC):
     facts: ModelFacts = field(default_factory=ModelFacts, repr=False)
     is_known: bool = True
     pairing_note: str | None = None
+    position_note: str | None = None
     axes: Sequence[str] = ("token",)
 
     def spec(

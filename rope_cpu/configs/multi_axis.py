@@ -58,7 +58,9 @@ class Row:
         "runs": each axis has a run of pairs across the rotated part. "blocks": pairs are formed
         within the elements of an axis. "turns": the axes have every nth pair.
     order : sequence of int
-        The axis of each run or turn; empty: as they come.
+        The axis of each run, block or turn; empty: as they come.
+    positions : str, optional
+        What else to know about the positions than the axes, for `rope-cpu show`.
     interleaved : bool
         True for pairs (2i, 2i+1).
     theta : str or float
@@ -89,6 +91,7 @@ class Row:
     unit: float = 1.0
     pairs: str = "runs"
     order: Sequence[int] = ()
+    positions: str | None = None
     interleaved: bool = False
     theta: str | float = "rope_theta"
     ntk: str = ""
@@ -156,7 +159,14 @@ def parse(source: Config, name: str, row: Row, values: Config) -> MultiAxisConfi
         if not is_known and ("." in str(key) or key == "head_dim" or keys.is_rotation_key(key)):
             rule = f"be left out, as {shown(name)} does not read it"
             raise ArgumentError(key, value, rule, "or use RotaryEmbedding.axial")
-    return MultiAxisConfig(source=source, model_type=name, values=values, axes=row.axes, row=row)
+    return MultiAxisConfig(
+        source=source,
+        model_type=name,
+        values=values,
+        axes=row.axes,
+        position_note=row.positions,
+        row=row,
+    )
 
 
 def _axes_form(row: Row, values: Config, angle_dtype: str) -> RopeSpec:

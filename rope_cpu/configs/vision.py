@@ -3,10 +3,8 @@
 Two tables: from a model type (vision.json) or the name of a class (diffusers.json) to its row, see
 `multi_axis.Row`.
 
-Positions of towers are (row, column), or (time, row, column) for video. They start at 0, but at 1
-for Llama-4 (the class token has id 0) and EfficientLoFTR (which rotates all heads as one vector).
-DINOv3, EoMT and Sapiens-2 take patch centres from -1 to 1. docs/configs.md describes the positions
-of diffusers' classes.
+Positions of towers are (row, column), or (time, row, column) for video, from 0 unless their row
+says otherwise (`Row.positions`). docs/configs.md describes the positions of diffusers' classes.
 """
 
 from __future__ import annotations

@@ -188,7 +188,11 @@ RMS = "before the rotation: RMS norm of each head,"
         ),
         (
             {**SIZES, "model_type": "gemma4_vision", "head_dim": 64},
-            ["axes 2", "column 16-31 6.28 to 471 patches unscaled"],
+            ["axes 2", "row 16-31 6.28 to 471 patches unscaled"],
+        ),
+        (
+            {"model_type": "sam3_vit_model"},
+            ["positions in a window from 0; in layers of global", "column 0-15 6.28"],
         ),
         (LTX, ["heads 32 with own frequencies; below: the first", "none 0"]),
     ],

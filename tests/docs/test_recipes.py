@@ -313,11 +313,13 @@ def test_17_qwen_vl(vectors):
 
 
 def test_18_class_tokens():
-    names = run(18, rows=3, columns=4, registers=4)
+    names = run(18, rows=3, columns=4, registers=4, window_size=2)
     centres = [(2 * (r + 0.5) / 3 - 1, 2 * (c + 0.5) / 4 - 1) for r in range(3) for c in range(4)]
     close(names["dinov3_ids"], np.array([(0, 0)] * 5 + centres))
     patches = [[r, c] for r in range(1, 4) for c in range(1, 5)]
     assert names["llama4_ids"].tolist() == [*patches, [0, 0]]
+    assert names["sam3_window_ids"].tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    assert names["sam3_global_ids"].tolist() == [[r / 2, c / 2] for r in range(3) for c in range(4)]
 
 
 def test_19_video_models(vectors):
