@@ -11,7 +11,7 @@ import uvicorn
 from rope_server.app import create_app
 from rope_server.engine import Settings
 
-DEMO = Path(__file__).parents[1] / "demo"
+DEMO = Path(__file__).with_name("demo")
 KEEP_ALIVE = 75  # seconds, longer than the pools of clients and proxies keep a connection
 GRACE = "seconds that clients have to end after SIGTERM (default 300)"
 HELP = {
@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rope_server", description=__doc__)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("folder", nargs="?", type=Path, help="config.json, *.safetensors, …")
-    source.add_argument("--demo", action="store_true", help="the model of the repository")
+    source.add_argument("--demo", action="store_true", help="a small model of the package")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--grace", type=int, default=300, help=GRACE)

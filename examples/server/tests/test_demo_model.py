@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
+from rope_server.__main__ import DEMO
 
 from rope_cpu import RotaryEmbedding
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-DEMO = Path(__file__).parents[1] / "demo"
-# Psalm 113 of the King James Version, one of the chapters held out by train.py.
+# Psalm 113 of the King James Version, one of the chapters held out by train_demo.py.
 HELD_OUT = """\
 Praise ye the LORD. Praise, O ye servants of the LORD, praise the name of the LORD.
 Blessed be the name of the LORD from this time forth and for evermore.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 import transformers
 from models import complete, tokens_of
+from rope_server.__main__ import DEMO
 from rope_server.engine import Engine, Settings
 from rope_server.model import forward
 from rope_server.sampling import Sampling, log_softmax
@@ -17,7 +16,6 @@ from rope_server.weights import load
 
 import rope_cpu
 
-DEMO = Path(__file__).parents[1] / "demo"
 # The beginning of Genesis 1, in the King James Version.
 TEXT = """In the beginning God created the heaven and the earth.
 And the earth was without form, and void; and darkness was upon the face of the deep. And the \

@@ -1,9 +1,10 @@
 """Train the demo model, a Llama of 1.2 million parameters, and its tokenizer on a plain text.
 
-    python train.py bible.txt FOLDER
+    python train_demo.py bible.txt FOLDER
 
 Blank lines of the text separate its documents. Every twentieth document is held out: neither the
-tokenizer nor the model is trained on it. README.md names the text of the model in this folder.
+tokenizer nor the model is trained on it. rope_server/demo/README.md names the text
+of the demo model.
 """
 
 from __future__ import annotations
