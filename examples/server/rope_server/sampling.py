@@ -9,6 +9,8 @@ import numpy as np
 
 from rope_server.weights import Array
 
+FEW = 256  # tokens that mostly hold top_p
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -39,8 +41,7 @@ def draw(logits: Array, sampling: Sampling, random: np.random.Generator) -> Draw
     if sampling.top_logprobs is None:
         return Drawn(token, None, [])
     logprobs = log_softmax(logits)
-    count = sampling.top_logprobs
-    order = np.argsort(-logprobs, kind="stable")[:count]
+    order = _largest(logprobs, sampling.top_logprobs)
     return Drawn(token, float(logprobs[token]), [(int(i), float(logprobs[i])) for i in order])
 
 
@@ -55,9 +56,33 @@ def _draw_token(logits: Array, sampling: Sampling, random: np.random.Generator) 
         return int(logits.argmax())
     with np.errstate(over="ignore"):  # -inf is a probability of 0
         scaled = (logits - logits.max()) / np.float64(sampling.temperature)
-    order = np.argsort(-scaled, kind="stable")
-    cumulated = np.cumsum(np.exp(log_softmax(scaled[order])))
-    kept = int(np.searchsorted(cumulated, sampling.top_p)) + 1
-    cumulated = cumulated[:kept]
+    weights = np.exp(scaled)
+    if sampling.top_p == 1:
+        return _drawn_place(weights, random)
+    kept = _most_probable(weights, sampling.top_p)
+    return int(kept[_drawn_place(weights[kept], random)])
+
+
+def _drawn_place(weights: np.ndarray, random: np.random.Generator) -> int:
+    cumulated = np.cumsum(weights)
     place = np.searchsorted(cumulated, random.random() * cumulated[-1], side="right")
-    return int(order[min(place, len(cumulated) - 1)])
+    return min(int(place), len(weights) - 1)
+
+
+def _most_probable(weights: np.ndarray, share: float) -> np.ndarray:
+    """Return the places of the fewest weights that are a share of all, the largest first."""
+    needed = share * weights.sum()
+    count = FEW
+    while True:
+        order = _largest(weights, count)
+        cumulated = np.cumsum(weights[order])
+        if cumulated[-1] >= needed or len(order) == len(weights):
+            return order[: np.searchsorted(cumulated, needed) + 1]
+        count *= 8
+
+
+def _largest(values: np.ndarray, count: int) -> np.ndarray:
+    """Return the places of the largest values, the largest first, and of equal ones the first."""
+    size = min(max(count, 1), len(values))
+    places = np.flatnonzero(values >= np.partition(values, -size)[-size])
+    return places[np.argsort(-values[places], kind="stable")][:count]

@@ -42,6 +42,44 @@ def test_equal_seeds_draw_equal_tokens():
     assert runs[0] == runs[1] != runs[2]
 
 
+@pytest.mark.parametrize("top_p", [0.5, 0.9, 0.999])
+@pytest.mark.parametrize("width", [0.0, 1.0, 5.0])
+def test_tokens_of_a_large_vocabulary(top_p, width, rng):
+    """Of logits with ties: those that a sort of the whole vocabulary draws."""
+    for seed in range(20):
+        logits = np.round(rng.normal(0, width, 2000), 1).astype(np.float32)
+        order = np.argsort(-logits, kind="stable")
+        probabilities = np.exp(logits[order].astype(np.float64))
+        cumulated = np.cumsum(probabilities / probabilities.sum())
+        kept = np.count_nonzero(cumulated < top_p - 1e-12) + 1
+        drawn = np.random.default_rng(seed).random() * cumulated[kept - 1]
+        expected = order[np.count_nonzero(cumulated <= drawn)]
+        sampling = Sampling(top_p=top_p, seed=seed)
+        assert draw(logits, sampling, np.random.default_rng(seed)).token == expected
+
+
+@pytest.mark.parametrize(
+    ("sampling", "most"),
+    [
+        (Sampling(), 0),
+        (Sampling(top_p=0.9), 256),
+        (Sampling(top_logprobs=20), 20),
+        (Sampling(temperature=0, top_logprobs=0), 1),
+    ],
+)
+def test_the_vocabulary_is_not_sorted(sampling, most, rng, monkeypatch):
+    sizes = [0]
+    sort = np.argsort
+
+    def counting(values, **options):
+        sizes.append(len(values))
+        return sort(values, **options)
+
+    monkeypatch.setattr(np, "argsort", counting)
+    draw(5 * rng.standard_normal(128256), sampling, rng)
+    assert max(sizes) <= most
+
+
 def test_log_probabilities(rng):
     drawn = draw(LOGITS, Sampling(temperature=0.5, top_logprobs=2), rng)
     # Of the model: temperature and top_p do not change them.
