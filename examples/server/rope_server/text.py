@@ -12,7 +12,8 @@ import jinja2
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
+
+REPLACEMENT = "\ufffd"  # stands for bytes that are no character
 
 
 class Text:
@@ -27,6 +28,9 @@ class Text:
         self.tokenizer.no_truncation()  # which tokenizer.json may ask for, and transformers ignores
         self.tokenizer.no_padding()
         self.stop_tokens = _stop_tokens(folder)
+        added = self.tokenizer.get_added_tokens_decoder()
+        self._skipped = {token for token, facts in added.items() if facts.special}
+        self._bytes = {self.tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256)}
         config = _json(folder / "tokenizer_config.json")
         self._special = {
             name: value["content"] if isinstance(value, dict) else value
@@ -59,6 +63,19 @@ class Text:
             raise ValueError(f"the chat template refuses `messages`: {error}") from error
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, without those that are special."""
+        return self.tokenizer.decode(tokens)
+
+    def is_open(self, token: int) -> bool:
+        """Return True if the text up to a token may change with the next one.
+
+        A run of byte tokens is decoded as one: if it is not UTF-8, each of its bytes becomes a
+        replacement character. Tokens without text do not end a run.
+        """
+        is_skipped = token in self._skipped or self.tokenizer.id_to_token(token) is None
+        return is_skipped or token in self._bytes
+
     def token_text(self, token: int) -> str:
         """Return the text of one token alone."""
         return self.tokenizer.decode([token], skip_special_tokens=False)
@@ -67,32 +84,55 @@ class Text:
 class Detokenizer:
     """The text of a sequence as its tokens come, up to the first of some stop strings.
 
-    Text that may be the beginning of a stop string is held back until it is known.
+    Text is held back while it may be the beginning of a stop string, and while later tokens may
+    change it. The text of new tokens is what they add to that of a window of tokens, which begins
+    with those whose text was returned last: some tokenizers take a space off the first word.
     """
 
     def __init__(self, text: Text, prompt: Sequence[int], stops: Sequence[str]) -> None:
         self.has_stopped = False
-        self._tokenizer = text.tokenizer
-        # The prompt tells whether a space before the first word is part of the text.
-        self._stream = DecodeStream(ids=list(prompt), skip_special_tokens=True)
+        self._text = text
         self._stops = stops
         self._held = ""
+        self._window = list(prompt)
+        self._known = text.decode(prompt)  # the text of the first tokens of the window
+        self._known_tokens = len(prompt)
 
     def add(self, token: int) -> str:
         """Return the text that one more token makes certain."""
-        self._held += self._stream.step(self._tokenizer, token) or ""
-        places = [self._held.find(stop) for stop in self._stops if stop in self._held]
-        if places:
-            self.has_stopped = True
-            return self._held[: min(places)]
-        end = len(self._held) - max((_overlap(self._held, x) for x in self._stops), default=0)
-        certain = self._held[:end]
-        self._held = self._held[end:]
-        return certain
+        self._window.append(token)
+        if self._text.is_open(token):
+            return ""
+        text = self._text.decode(self._window)
+        if text == self._known or text.endswith(REPLACEMENT):
+            return ""
+        return self._certain(self._new(text))
 
     def rest(self) -> str:
         """Return the text held back, at the end of the sequence."""
-        return self._held
+        return self._certain(self._new(self._text.decode(self._window))) + self._held
+
+    def _new(self, text: str) -> str:
+        """Return what the text of the window has beyond the known, and restart the window."""
+        known = self._known
+        if not text.startswith(known):  # the prompt ended inside a character
+            known = known.rstrip(REPLACEMENT)
+        del self._window[: self._known_tokens]
+        self._known = self._text.decode(self._window)
+        self._known_tokens = len(self._window)
+        return text[len(known) :]
+
+    def _certain(self, text: str) -> str:
+        """Return what is certain of the text held back and more of it."""
+        held = self._held + text
+        places = [held.find(stop) for stop in self._stops if stop in held]
+        if places:
+            self.has_stopped = True
+            self._held = ""
+            return held[: min(places)]
+        end = len(held) - max((_overlap(held, stop) for stop in self._stops), default=0)
+        self._held = held[end:]
+        return held[:end]
 
 
 def _overlap(text: str, stop: str) -> int:

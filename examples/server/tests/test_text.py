@@ -6,7 +6,9 @@ import json
 import shutil
 
 import pytest
+import tokenizers
 import transformers
+from rope_server.__main__ import DEMO
 from rope_server.text import Detokenizer, Text
 from tokenizers import Tokenizer
 
@@ -80,8 +82,8 @@ def test_templates_cannot_reach_python(tmp_path, llama):
         Text(tmp_path).encode_chat(MESSAGES)
 
 
-def pieces(text, tokens, stops):
-    detokenizer = Detokenizer(text, [], stops)
+def pieces(text, tokens, stops, prompt=()):
+    detokenizer = Detokenizer(text, prompt, stops)
     found = []
     for token in tokens:
         found.append(detokenizer.add(token))
@@ -96,6 +98,57 @@ def test_pieces_are_the_text(text):
     assert "".join(found) == TEXT
     assert "\ufffd" not in "".join(found)
     assert len(found) == len(tokens) + 1
+
+
+def byte_fallback(folder):
+    """Return a text as Llama 2, Mistral, Gemma and Phi-3 have it: bytes beside pieces of words."""
+    pieces = ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)]
+    pieces += ["▁", "▁▁", "▁a", "a", "▁bc", "é", "▁日", "日本", "\ufffd", ",", "ing"]
+    vocabulary = {piece: token for token, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(tokenizers.models.BPE(vocabulary, [], byte_fallback=True))
+    tokenizer.add_special_tokens(pieces[:3])
+    decoders = tokenizers.decoders
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return Text(folder)
+
+
+def random_tokens(text, rng):
+    """Return parts of characters of several bytes, and any tokens, also such as have no text."""
+    found = []
+    for _ in range(rng.integers(1, 12)):
+        character = text.encode("€é🎉日"[rng.integers(4)])
+        found += character[: rng.integers(len(character) + 1)]
+        any_tokens = rng.integers(0, text.tokenizer.get_vocab_size() + 3, rng.integers(4))
+        found += any_tokens.tolist()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["bytes and pieces", "pieces of bytes", "the demo's"])
+def test_random_tokens_have_the_text_of_the_whole(kind, text, rng, tmp_path):
+    texts = {"bytes and pieces": byte_fallback(tmp_path), "the demo's": Text(DEMO)}
+    text = texts.get(kind, text)
+    for _ in range(3000):
+        prompt = text.encode("aa")[: rng.integers(3)]
+        tokens = random_tokens(text, rng)
+        found = text.tokenizer.decode(prompt) + "".join(pieces(text, tokens, [], prompt))
+        assert found == text.tokenizer.decode(prompt + tokens)
+
+
+def test_a_character_of_bytes_comes_with_the_next_token(tmp_path):
+    text = byte_fallback(tmp_path)
+    names = ["▁a", "<0xE2>", "<0x82>", "<0xAC>", "▁a", "<0xE2>"]
+    tokens = [text.tokenizer.token_to_id(name) for name in names]
+    assert pieces(text, tokens, []) == ["a", "", "", "", "€ a", "", "\ufffd"]
+    assert pieces(text, tokens[:4], ["€"]) == ["a", "", "", "", ""]
+    assert pieces(text, tokens[2:5], [], tokens[:2]) == ["", "", "€ a", ""]
 
 
 @pytest.mark.parametrize(
