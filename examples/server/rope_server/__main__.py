@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection
 from dataclasses import fields
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from rope_server.app import create_app
 from rope_server.engine import Settings
 
 DEMO = Path(__file__).with_name("demo")
+LOCAL = ("127.0.0.1", "localhost", "[::1]")
 KEEP_ALIVE = 75  # seconds, longer than the pools of clients and proxies keep a connection
 GRACE = "seconds that clients have to end after SIGTERM (default 300)"
+ALLOWED_HOST = "one more name of this server than the local ones; default for another --host: all"
 HELP = {
     "cache_dtype": "float32, bfloat16 or int8",
     "pages": "number of pages of the caches",
@@ -30,7 +33,7 @@ def main() -> None:
     given = parser.parse_args()
     try:
         sizes = {field.name: getattr(given, field.name) for field in fields(Settings)}
-        app = create_app(given.folder or DEMO, Settings(**sizes))
+        app = create_app(given.folder or DEMO, Settings(**sizes), _hosts(given))
     except (OSError, TypeError, ValueError) as error:
         parser.error(str(error))
     uvicorn.run(
@@ -44,6 +47,12 @@ def main() -> None:
     )
 
 
+def _hosts(given: argparse.Namespace) -> Collection[str]:
+    """Return the names that clients may call; none accepts all."""
+    is_local = given.host in ("127.0.0.1", "localhost", "::1")
+    return [*LOCAL, *given.allowed_host] if is_local or given.allowed_host else []
+
+
 def _parser() -> argparse.ArgumentParser:
     """Return the parser of the command line, with an option for each of the settings."""
     parser = argparse.ArgumentParser(prog="rope_server", description=__doc__)
@@ -51,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument("folder", nargs="?", type=Path, help="config.json, *.safetensors, …")
     source.add_argument("--demo", action="store_true", help="a small model of the package")
     parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--allowed-host", action="append", default=[], help=ALLOWED_HOST)
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--grace", type=int, default=300, help=GRACE)
     for field in fields(Settings):

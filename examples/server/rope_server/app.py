@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from rope_server.engine import Engine, Event, QueueFullError, Settings
+from rope_server.engine import Engine, Event, QueueFullError, Sequence, Settings
 from rope_server.engine import Request as EngineRequest
 from rope_server.protocol import Answer, ChatRequest, CompletionRequest, Piece, Usage
 from rope_server.sampling import Sampling
@@ -26,7 +27,7 @@ from rope_server.weights import load
 
 PAGE = Path(__file__).with_name("index.html")
 BODY_BYTES = 2**20
-FAILED = "the step of this request failed"
+FAILED = "the server failed at this request"
 CLIENT_LEFT = 499  # nobody reads this status
 
 
@@ -36,17 +37,22 @@ class Server:
     def __init__(self, folder: str | Path, settings: Settings) -> None:
         folder = Path(folder).resolve()
         self.name = folder.name
+        self.facts = {"id": self.name, "object": "model", "created": 0, "owned_by": "rope_server"}
         self.engine = Engine(load(folder), settings)
         self.text = Text(folder)
 
+    def check_name(self, name: str) -> None:
+        """Raise HTTPException for the name of another model."""
+        if name != self.name:
+            raise HTTPException(404, f"there is no model {name!r}, only {self.name!r}")
+
     async def start(self, body: CompletionRequest | ChatRequest) -> Answering:
         """Queue a request; raise HTTPException if it cannot be served."""
-        if body.model != self.name:
-            raise HTTPException(404, f"there is no model {body.model!r}, only {self.name!r}")
+        self.check_name(body.model)
         try:
             # A long text takes a while, and tokenizers releases the interpreter meanwhile.
-            prompt = await asyncio.to_thread(body.tokens, self.text)
-            return Answering(self, body, prompt)
+            prompts = await asyncio.to_thread(body.tokens, self.text)
+            return Answering(self, body, prompts)
         except ValueError as error:
             raise HTTPException(400, str(error)) from error
         except QueueFullError as error:
@@ -54,81 +60,116 @@ class Server:
 
 
 class Answering:
-    """A request in the engine, from the event loop's side."""
+    """The prompts of a request in the engine, from the event loop's side."""
 
     def __init__(
-        self, server: Server, body: CompletionRequest | ChatRequest, prompt: list[int]
+        self, server: Server, body: CompletionRequest | ChatRequest, prompts: list[list[int]]
     ) -> None:
         self.body = body
         self.answer = Answer(body, server.text)
-        self._prompt = prompt
+        self._prompts = prompts
         self._engine = server.engine
         self._text = server.text
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._generated = 0
-        loop = asyncio.get_running_loop()
-        request = EngineRequest(
-            prompt=prompt,
-            max_tokens=body.most_tokens(self._engine.context - len(prompt)),
-            sampling=Sampling(body.temperature, body.top_p, body.seed, body.alternatives),
-            stop_tokens=server.text.stop_tokens,
-            deliver=lambda event: loop.call_soon_threadsafe(self._events.put_nowait, event),
-        )
-        self._sequence = self._engine.submit(request)
+        self._sequences: list[Sequence] = []
+        try:
+            for index in range(len(prompts)):
+                self._sequences.append(self._engine.submit(self._request(index)))
+        except (ValueError, QueueFullError):
+            self.leave()
+            raise
 
     @property
     def usage(self) -> Usage:
         """Number of tokens so far."""
-        return Usage(len(self._prompt), self._generated)
+        return Usage(sum(map(len, self._prompts)), self._generated)
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """Yield the text as its tokens come."""
-        detokenizer = Detokenizer(self._text, self._prompt, self.body.stops)
-        finish = None
-        while finish is None:
-            piece = self._piece(await self._events.get(), detokenizer)
-            finish = piece.finish
+        """Yield the texts as their tokens come; raise RuntimeError if a step failed."""
+        running = {
+            index: Detokenizer(self._text, prompt, self.body.stops)
+            for index, prompt in enumerate(self._prompts)
+        }
+        while running:
+            index, event = await self._events.get()
+            if index not in running:  # a stop string has ended its text
+                continue
+            if event.finish == "error":
+                raise RuntimeError("a step of this request failed")
+            piece = self._piece(index, event, running[index])
+            if piece.finish is not None:
+                del running[index]
+                self._engine.leave(self._sequences[index])
             yield piece
 
     def leave(self) -> None:
-        """Take the sequence out of the engine, if it is still there."""
-        self._engine.leave(self._sequence)
+        """Take the sequences out of the engine, if they are still there."""
+        for sequence in self._sequences:
+            self._engine.leave(sequence)
 
-    def _piece(self, event: Event, detokenizer: Detokenizer) -> Piece:
+    def _request(self, index: int) -> EngineRequest:
+        """Return what the engine is asked for a prompt."""
+        body = self.body
+        prompt = self._prompts[index]
+        put = self._events.put_nowait
+        return EngineRequest(
+            prompt=prompt,
+            max_tokens=body.most_tokens(self._engine.context - len(prompt)),
+            sampling=Sampling(body.temperature, body.top_p, body.seed, body.alternatives),
+            stop_tokens=self._text.stop_tokens,
+            deliver=lambda event: self._loop.call_soon_threadsafe(put, (index, event)),
+        )
+
+    def _piece(self, index: int, event: Event, detokenizer: Detokenizer) -> Piece:
         """Return the text that an event makes certain."""
-        finish = event.finish
-        if event.drawn is None:
-            return Piece(detokenizer.rest(), [], finish)
-        self._generated += 1
-        text = detokenizer.add(event.drawn.token)
-        if detokenizer.has_stopped:
-            finish = "stop"
-        elif finish is not None:
+        text = ""
+        tokens = []
+        if event.drawn is not None:
+            self._generated += 1
+            tokens.append(event.drawn)
+            text = detokenizer.add(event.drawn.token)
+        if event.finish is not None:
             text += detokenizer.rest()
-        return Piece(text, [event.drawn], finish)
+        finish = "stop" if detokenizer.has_stopped else event.finish
+        return Piece(index, text, tokens, finish)
 
 
-class LimitBody:
-    """Refuse bodies of unknown or too large a size before they are read."""
+class Gate:
+    """Refuse requests to other hosts, and bodies of unknown or too large a size.
 
-    def __init__(self, app: Any) -> None:
+    hosts: names in the header Host; none accepts all. A page of any site may have its own name lead
+    to this machine, and send requests from the browser of whoever looks at it.
+    """
+
+    def __init__(self, app: Any, hosts: Collection[str]) -> None:
         self._app = app
+        self._hosts = hosts
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve a request of ASGI."""
         app = self._app
-        if scope["type"] == "http" and scope["method"] == "POST":
-            headers = dict(scope["headers"])
-            length = headers.get(b"content-length")
-            if length is None or b"transfer-encoding" in headers:  # which would go before it
-                app = _error(411, "the body must have a Content-Length and no Transfer-Encoding")
-            elif int(length) > BODY_BYTES:
-                app = _error(413, f"the body has {int(length)} bytes; at most {BODY_BYTES}")
+        if scope["type"] == "http":
+            app = self._refusal(scope["method"], dict(scope["headers"])) or app
         await app(scope, receive, send)
 
+    def _refusal(self, method: str, headers: dict[bytes, bytes]) -> Response | None:
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        if self._hosts and host not in self._hosts and host.rpartition(":")[0] not in self._hosts:
+            return _error(421, f"the server is not {host[:80]!r}, only {', '.join(self._hosts)}")
+        if method != "POST":
+            return None
+        length = headers.get(b"content-length")
+        if length is None or b"transfer-encoding" in headers:  # which would go before it
+            return _error(411, "the body must have a Content-Length and no Transfer-Encoding")
+        if int(length) > BODY_BYTES:
+            return _error(413, f"the body has {int(length)} bytes; at most {BODY_BYTES}")
+        return None
 
-def create_app(folder: str | Path, settings: Settings) -> FastAPI:
-    """Return the application that serves the model of a folder."""
+
+def create_app(folder: str | Path, settings: Settings, hosts: Collection[str] = ()) -> FastAPI:
+    """Return the application that serves the model of a folder; hosts: see `Gate`."""
     server = Server(folder, settings)
 
     @asynccontextmanager
@@ -137,10 +178,11 @@ def create_app(folder: str | Path, settings: Settings) -> FastAPI:
         yield
         await asyncio.to_thread(server.engine.stop)
 
-    app = FastAPI(title="rope_server", lifespan=lifespan)
-    app.add_middleware(LimitBody)
+    app = FastAPI(lifespan=lifespan, openapi_url=None)  # nor a page of it, which others would serve
+    app.add_middleware(Gate, hosts=hosts)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(Exception, _failed)
     registry = CollectorRegistry()
     registry.register(Metrics(server.engine))
 
@@ -154,8 +196,12 @@ def create_app(folder: str | Path, settings: Settings) -> FastAPI:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        model = {"id": server.name, "object": "model", "created": 0, "owned_by": "rope_server"}
-        return {"object": "list", "data": [model]}
+        return {"object": "list", "data": [server.facts]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        server.check_name(name)
+        return server.facts
 
     @app.get("/health")
     async def health() -> JSONResponse:
@@ -231,24 +277,24 @@ async def _answered(request: Request, answering: Answering) -> Response:
 
 async def _streamed(answering: Answering) -> AsyncIterator[str]:
     """Yield the server-sent events of an answer."""
-    async for piece in answering.pieces():
-        if piece.finish == "error":
-            yield _sent(_error_body(500, FAILED))
-            return
-        yield _sent(answering.answer.chunk(piece))
+    try:
+        async for piece in answering.pieces():
+            yield _sent(answering.answer.chunk(piece))
+    except Exception:
+        logging.exception(FAILED)
+        yield _sent(_error_body(500, FAILED))
+        return
     if answering.body.stream_options.include_usage:
         yield _sent(answering.answer.usage_chunk(answering.usage))
     yield "data: [DONE]\n\n"
 
 
 def _sent(chunk: dict[str, Any]) -> str:
-    return f"data: {json.dumps(chunk)}\n\n"
+    return f"data: {json.dumps(chunk, allow_nan=False)}\n\n"
 
 
 async def _whole(answering: Answering) -> Response:
     pieces = [piece async for piece in answering.pieces()]
-    if pieces[-1].finish == "error":
-        return _error(500, FAILED)
     return JSONResponse(answering.answer.whole(pieces, answering.usage))
 
 
@@ -266,6 +312,10 @@ async def _invalid(request: Request, error: Any) -> Response:
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"]))
     return _error(400, f"{place}: {first['msg']}")
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return _error(500, FAILED)
 
 
 def _error(status: int, message: str, headers: Any = None) -> Response:

@@ -193,7 +193,13 @@ class Engine:
             if not sequence.pending:
                 drawing.append(sequence)
         for sequence, row in zip(drawing, logits, strict=True):
-            self._advance(sequence, draw(row, sequence.request.sampling, sequence.random))
+            try:
+                drawn = draw(row, sequence.request.sampling, sequence.random)
+            except Exception:
+                logging.exception("no token could be drawn; the sequence ends")
+                self._finish(sequence, "error")
+            else:
+                self._advance(sequence, drawn)
 
     def _check(self, request: Request) -> None:
         """Raise ValueError for a request that can never be served."""

@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from rope_server.sampling import Drawn
 from rope_server.text import Text
 
+MOST_PROMPTS = 128
+MOST_PARTS = 4096  # messages of a conversation, and parts of a message
+
 
 class Piece(NamedTuple):
-    """A part of an answer: its text, its tokens, and the reason if it is the last."""
+    """A part of the answer to a prompt: text, tokens, and the reason if it is the last."""
 
+    index: int
     text: str
     tokens: list[Drawn]
     finish: str | None
@@ -34,15 +39,46 @@ class Usage(NamedTuple):
 
 
 class Strict(BaseModel):
-    """A part of a request; other fields than its own are refused."""
+    """A part of a request. Other fields than its own are refused; a null stands for no field."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, data: Any) -> Any:
+        """Refuse the first unknown field; pydantic would report each of a hundred thousand."""
+        if not isinstance(data, dict):
+            return data
+        given = {name: value for name, value in data.items() if value is not None}
+        unknown = next((name for name in given if name not in cls.model_fields), None)
+        if unknown is not None:
+            raise ValueError(f"there is no field {unknown[:40]!r}")
+        return given
 
 
 class StreamOptions(Strict):
     """Options of a streamed answer."""
 
     include_usage: bool = False
+
+
+class TextFormat(Strict):
+    """The only form of an answer."""
+
+    type: Literal["text"] = "text"
+
+
+def _listed(value: Any) -> Any:
+    """Return one text, or the tokens of one, as a list of one."""
+    is_tokens = isinstance(value, list) and isinstance(next(iter(value), None), int)
+    return [value] if isinstance(value, str) or is_tokens else value
+
+
+Tokens = Annotated[list[int], Field(fail_fast=True)]
+Stop = Annotated[str, Field(max_length=1000)]
+One = Annotated[int, Field(ge=1, le=1)]
+Empty = Annotated[list[Any], Field(max_length=0)]
+Zero = Annotated[float, Field(ge=0, le=0)]
 
 
 class Common(Strict):
@@ -53,10 +89,15 @@ class Common(Strict):
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
     seed: int | None = Field(None, ge=0)
-    stop: Annotated[list[str], Field(max_length=4)] | str | None = None
+    stop: Annotated[list[Stop], BeforeValidator(_listed)] = Field([], max_length=4, fail_fast=True)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    n: int = Field(1, ge=1, le=1)
+    # Clients send these, and no other values are served. `user` names the client's own user.
+    n: One = 1
+    frequency_penalty: Zero = 0
+    presence_penalty: Zero = 0
+    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] = {}
+    user: str = ""
 
     @model_validator(mode="after")
     def _check_unicode(self) -> Self:
@@ -75,26 +116,29 @@ class Common(Strict):
     @property
     def stops(self) -> list[str]:
         """The stop strings; an empty one stops nothing."""
-        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return [stop for stop in given if stop]
+        return [stop for stop in self.stop if stop]
 
 
 class CompletionRequest(Common):
-    """The body of /v1/completions. prompt: a text, or its tokens."""
+    """The body of /v1/completions. prompt: a text or its tokens, or several."""
 
     kind: ClassVar = "text_completion"
     chunk_kind: ClassVar = "text_completion"
-    prompt: list[int] | str
+    prompt: Annotated[list[Tokens | str], BeforeValidator(_listed)] = Field(
+        min_length=1, max_length=MOST_PROMPTS, fail_fast=True
+    )
     logprobs: int | None = Field(None, ge=0, le=5)
+    best_of: One = 1
+    echo: Literal[False] = False
 
     @property
     def alternatives(self) -> int | None:
         """Number of alternatives to report the log probabilities of; None reports nothing."""
         return self.logprobs
 
-    def tokens(self, text: Text) -> list[int]:
-        """Return the tokens of the prompt."""
-        return text.encode(self.prompt) if isinstance(self.prompt, str) else self.prompt
+    def tokens(self, text: Text) -> list[list[int]]:
+        """Return the tokens of each prompt."""
+        return [text.encode(x) if isinstance(x, str) else x for x in self.prompt]
 
     def most_tokens(self, room: int) -> int:
         """Return max_tokens, by default that of OpenAI."""
@@ -117,7 +161,9 @@ class Message(Strict):
     """One turn of a conversation."""
 
     role: str
-    content: list[TextPart] | str
+    content: Annotated[list[TextPart], Field(max_length=MOST_PARTS, fail_fast=True)] | str
+    annotations: Empty = []
+    tool_calls: Empty = []
 
     def plain(self) -> dict[str, str]:
         """Return the message with one text."""
@@ -131,19 +177,22 @@ class ChatRequest(Common):
 
     kind: ClassVar = "chat.completion"
     chunk_kind: ClassVar = "chat.completion.chunk"
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=MOST_PARTS, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
+    response_format: TextFormat = TextFormat()
+    tools: Empty = []
+    tool_choice: Literal["auto", "none"] = "auto"
 
     @property
     def alternatives(self) -> int | None:
         """Number of alternatives to report the log probabilities of; None reports nothing."""
         return self.top_logprobs if self.logprobs else None
 
-    def tokens(self, text: Text) -> list[int]:
-        """Return the tokens of the conversation."""
-        return text.encode_chat([message.plain() for message in self.messages])
+    def tokens(self, text: Text) -> list[list[int]]:
+        """Return the tokens of the conversation, the only prompt."""
+        return [text.encode_chat([message.plain() for message in self.messages])]
 
     def most_tokens(self, room: int) -> int:
         """Return max_tokens under its newer or older name, by default 256 or what there is."""
@@ -171,10 +220,11 @@ class Answer:
 
     def whole(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         """Return the answer of all pieces."""
-        text = "".join(piece.text for piece in pieces)
-        tokens = [drawn for piece in pieces for drawn in piece.tokens]
-        choice = self._choice(Piece(text, tokens, pieces[-1].finish), False)
-        body = {"object": self._request.kind, "choices": [choice], "usage": usage.body()}
+        of_prompts = defaultdict(list)
+        for piece in pieces:
+            of_prompts[piece.index].append(piece)
+        choices = [self._choice(_joined(of_prompts[index]), False) for index in sorted(of_prompts)]
+        body = {"object": self._request.kind, "choices": choices, "usage": usage.body()}
         return self._common | body
 
     def chunk(self, piece: Piece) -> dict[str, Any]:
@@ -190,7 +240,13 @@ class Answer:
 
     def _choice(self, piece: Piece, is_chunk: bool) -> dict[str, Any]:
         choice = self._request.choice(piece, self._text, is_chunk)
-        return choice | {"index": 0, "finish_reason": piece.finish}
+        return choice | {"index": piece.index, "finish_reason": piece.finish}
+
+
+def _joined(pieces: Sequence[Piece]) -> Piece:
+    text = "".join(piece.text for piece in pieces)
+    tokens = [drawn for piece in pieces for drawn in piece.tokens]
+    return Piece(pieces[0].index, text, tokens, pieces[-1].finish)
 
 
 def _completion_logprobs(tokens: Sequence[Drawn], text: Text) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from rope_server.engine import Settings
 from servers import PROMPTS, Running
 from starlette.testclient import TestClient
 
+JSON = {"Content-Type": "application/json"}
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
 
 
@@ -98,6 +100,47 @@ def test_stop_strings_end_the_text(server):
 
 def test_tokens_as_prompt(server):
     assert server.complete([5, 6, 7], max_tokens=3).usage.prompt_tokens == 3
+    assert server.complete([[5, 6, 7], [8]], max_tokens=3).usage.prompt_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "neutral"),
+    [
+        ("/v1/completions", {"prompt": "a"}, {"echo": False, "best_of": 1, "suffix": None}),
+        ("/v1/chat/completions", CHAT, {"tools": [], "response_format": {"type": "text"}}),
+        ("/v1/chat/completions", CHAT, {"tool_choice": "auto", "logprobs": False}),
+    ],
+)
+def test_values_that_change_nothing(server, path, fields, neutral):
+    common = {
+        "frequency_penalty": 0,
+        "presence_penalty": 0.0,
+        "logit_bias": {},
+        "n": 1,
+        "user": "a",
+        **dict.fromkeys(("max_tokens", "temperature", "top_p", "stop", "stream_options", "tools")),
+        **dict.fromkeys(("stream", "logprobs", "best_of", "functions")),
+    }
+    expected = server.post(path, **fields, seed=1).json()["choices"]
+    answer = server.post(path, **fields, seed=1, **{**common, **neutral})
+    assert answer.json().get("choices") == expected
+
+
+def test_several_prompts(server):
+    fields = {"max_tokens": 40, "temperature": 0}
+    alone = [server.complete(prompt, **fields) for prompt in PROMPTS[:5]]
+    stop = alone[2].choices[0].text[8:12]
+    alone = [server.complete(prompt, stop=stop, **fields) for prompt in PROMPTS[:5]]
+    whole = server.complete(PROMPTS[:5], stop=stop, **fields)
+    assert [choice.index for choice in whole.choices] == [0, 1, 2, 3, 4]
+    found = [(choice.text, choice.finish_reason) for choice in whole.choices]
+    assert found == [(x.choices[0].text, x.choices[0].finish_reason) for x in alone]
+    assert whole.usage.total_tokens == sum(x.usage.total_tokens for x in alone)
+    texts = [""] * 5
+    for chunk in server.complete(PROMPTS[:5], stop=stop, stream=True, **fields):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == [text for text, _ in found]
+    server.wait_until_idle()
 
 
 def test_200_clients_get_what_they_get_alone(server):
@@ -120,10 +163,21 @@ def test_200_clients_get_what_they_get_alone(server):
         ("/v1/completions", {"prompt": "a", "max_tokens": "5"}, 400, "max_tokens"),
         ("/v1/completions", {"prompt": "a", "max_tokens": 600}, 400, "more than 512"),
         ("/v1/completions", {"prompt": "a", "best_of": 2}, 400, "best_of"),
+        ("/v1/completions", {"prompt": "a", "echo": True}, 400, "echo"),
+        ("/v1/completions", {"prompt": "a", "suffix": "b"}, 400, "there is no field 'suffix'"),
+        ("/v1/completions", {"prompt": "a", "presence_penalty": 0.1}, 400, "presence_penalty"),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"5": 1}}, 400, "logit_bias"),
+        ("/v1/completions", {"prompt": None}, 400, "prompt: Field required"),
+        ("/v1/completions", {"prompt": ["a", ""]}, 400, "no tokens"),
+        ("/v1/completions", {"prompt": []}, 400, "at least 1"),
+        ("/v1/completions", {"prompt": 5}, 400, "prompt: Input should be a valid list"),
+        ("/v1/completions", {"prompt": ["a"] * 129}, 400, "at most 128"),
+        ("/v1/completions", {"prompt": "a", "stop": "x" * 1001}, 400, "at most 1000"),
         ("/v1/completions", {"prompt": "a", "n": 2}, 400, "n: "),
         ("/v1/completions", {"prompt": "a", "n": True}, 400, "n: "),
         ("/v1/completions", {"prompt": "a", "stop": ["x"] * 5}, 400, "at most 4"),
         ("/v1/completions", {"prompt": [5, "6"]}, 400, ".1: Input should be a valid integer"),
+        ("/v1/completions", {"prompt": "a", "temperature": math.nan}, 400, "temperature"),
         ("/v1/completions", {"prompt": "a", "stream_options": {}}, 400, "needs stream"),
         ("/v1/completions", {"prompt": "a", "temperature": -1}, 400, "temperature"),
         ("/v1/completions", {"prompt": [9999]}, 400, "token 9999"),
@@ -133,11 +187,14 @@ def test_200_clients_get_what_they_get_alone(server):
         ("/v1/chat/completions", {"messages": []}, 400, "messages"),
         ("/v1/chat/completions", {"messages": [{"role": "x", "content": ""}]}, 400, "no role x"),
         ("/v1/chat/completions", CHAT | {"top_logprobs": 2}, 400, "needs logprobs"),
+        ("/v1/chat/completions", CHAT | {"tools": [{"type": "function"}]}, 400, "tools"),
+        ("/v1/chat/completions", CHAT | {"response_format": {"type": "json"}}, 400, "'text'"),
         ("/v1/embeddings", {}, 404, "Not Found"),
     ],
 )
 def test_refused_requests(server, path, fields, status, words):
-    answer = server.post(path, **fields)
+    body = json.dumps({"model": server.model, **fields})
+    answer = httpx.post(f"{server.url}{path}", content=body, headers=JSON, timeout=60)
     assert answer.status_code == status
     assert words in answer.json()["error"]["message"]
 
@@ -149,30 +206,39 @@ def test_refused_requests(server, path, fields, status, words):
         ("/v1/completions", r'"prompt": "a", "stop": ["\udfff"]'),
         ("/v1/chat/completions", r'"messages": [{"role": "user", "content": "\ud800"}]'),
         ("/v1/chat/completions", r'"messages": [{"role": "\ud800", "content": "a"}]'),
+        ("/v1/completions", r'"prompt": "a", "\ud800": 1'),
     ],
 )
 def test_halves_of_surrogate_pairs(server, path, fields):
     body = f'{{"model": "{server.model}", {fields}}}'
-    headers = {"Content-Type": "application/json"}
-    answer = httpx.post(f"{server.url}{path}", content=body, headers=headers)
+    answer = httpx.post(f"{server.url}{path}", content=body, headers=JSON)
     assert answer.status_code == 400
-    assert "surrogates" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize(
     ("raw", "status"),
     [
         (
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n"
             b"Transfer-Encoding: chunked\r\n\r\n",
             b"411",
         ),
-        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{]", b"400"),
-        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n", b"411"),
+        (
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{]",
+            b"400",
+        ),
+        (b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n", b"411"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"200"),
+        (b"GET / HTTP/1.1\r\nHost: LOCALHOST:80\r\n\r\n", b"200"),
+        (b"GET / HTTP/1.1\r\nHost: [::1]:80\r\n\r\n", b"200"),
+        (b"GET / HTTP/1.1\r\nHost: example.com\r\n\r\n", b"421"),
+        (b"GET / HTTP/1.1\r\nHost: localhost.example.com:8000\r\n\r\n", b"421"),
+        (b"GET / HTTP/1.1\r\nHost: \r\n\r\n", b"421"),
         (b"no HTTP at all\r\n\r\n", b"400"),
     ],
 )
-def test_malformed_requests(server, raw, status):
+def test_heads_of_requests(server, raw, status):
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(raw)
         assert connection.recv(100).split()[1] == status
@@ -232,14 +298,15 @@ def test_sigterm_drains(small_server):
 def slow(port):
     """Open a connection that sends half a request."""
     connection = socket.create_connection(("127.0.0.1", port))
-    connection.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n{")
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n"
+    connection.sendall(head + b"{")
     return connection
 
 
 def leaving(port, model):
     """Send a request and close the connection."""
     body = json.dumps({"model": model, "prompt": "a", "max_tokens": 400, "stream": True})
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall(f"{head}Content-Type: application/json\r\n\r\n{body}".encode())
 
@@ -288,22 +355,37 @@ def test_nothing_grows_over_2000_requests(server):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_failed_step_is_told(llama, monkeypatch, stream):
+@pytest.mark.parametrize(
+    "place",
+    [
+        "rope_server.engine.forward",
+        "rope_server.engine.draw",
+        "rope_server.text.Text.encode",
+        "rope_server.text.Text.decode",
+        "rope_server.protocol.Answer._choice",
+    ],
+)
+def test_a_failure_is_told(llama, monkeypatch, place, stream):
     def fail(*args):
         raise MemoryError
 
-    monkeypatch.setattr("rope_server.engine.forward", fail)
-    with TestClient(create_app(llama.folder, Settings())) as client:
+    monkeypatch.setattr(place, fail)
+    app = create_app(llama.folder, Settings())
+    with TestClient(app, raise_server_exceptions=False) as client:
         body = {"model": llama.folder.name, "prompt": "a", "stream": stream}
         answer = client.post("/v1/completions", json=body)
     message = answer.text.removeprefix("data: ")
-    assert json.loads(message)["error"]["message"] == "the step of this request failed"
+    error = {"message": "the server failed at this request", "type": "server_error"}
+    assert json.loads(message) == {"error": error}
 
 
 def test_health_and_page(server):
     assert httpx.get(f"{server.url}/health").json() == {"alive": True}
     assert "textarea" in httpx.get(server.url).text
-    assert server.openai.models.list().data[0].id == server.model
+    assert server.openai.models.list().data == [server.openai.models.retrieve(server.model)]
+    assert httpx.get(f"{server.url}/v1/models/other").json()["error"]["type"].startswith("invalid")
+    assert httpx.get(f"{server.url}/docs").status_code == 404
+    assert httpx.get(f"{server.url}/openapi.json").status_code == 404
     assert server.metric("steps_total") >= 0
 
 

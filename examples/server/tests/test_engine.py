@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from models import BORDER, complete, tokens_of
 from rope_server.engine import Engine, QueueFullError, Request, Settings
-from rope_server.sampling import Sampling
+from rope_server.sampling import Sampling, draw
 
 GREEDY = Sampling(temperature=0, top_logprobs=0)
 LENGTHS = (1, 2, 15, 16, 17, 40, BORDER - 1, 90)
@@ -143,6 +143,23 @@ def test_a_failed_step_ends_its_sequences_alone(llama, monkeypatch, rng):
     engine.stop()
     assert [event.finish for event in events] == ["error"]
     assert max(engine.pages.states()) == 0
+
+
+def test_a_failed_draw_ends_its_sequence_alone(llama, monkeypatch):
+    requests = [
+        {"prompt": [seed], "max_tokens": 5, "sampling": Sampling(seed=seed)} for seed in range(3)
+    ]
+    expected = complete(Engine(llama.weights, Settings()), requests)
+
+    def fail(logits, sampling, random):
+        if sampling.seed == 1:
+            raise ArithmeticError
+        return draw(logits, sampling, random)
+
+    monkeypatch.setattr("rope_server.engine.draw", fail)
+    engine = Engine(llama.weights, Settings())
+    assert complete(engine, requests) == [expected[0], [(None, "error")], expected[2]]
+    assert max(engine.pages.states()) <= 0
 
 
 def test_stop_finishes_all(llama):
