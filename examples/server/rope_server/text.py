@@ -42,7 +42,7 @@ class Text:
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, with those that the tokenizer puts before it."""
-        return self.tokenizer.encode(text).ids
+        return self._tokens(text, add_special_tokens=True)
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Return the tokens of a conversation, up to where the assistant's answer starts.
@@ -61,7 +61,7 @@ class Text:
             )
         except jinja2.TemplateError as error:
             raise ValueError(f"the chat template refuses `messages`: {error}") from error
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
+        return self._tokens(text, add_special_tokens=False)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, without those that are special."""
@@ -77,8 +77,15 @@ class Text:
         return is_skipped or token in self._bytes
 
     def token_text(self, token: int) -> str:
-        """Return the text of one token alone."""
-        return self.tokenizer.decode([token], skip_special_tokens=False)
+        """Return the text of one token after another: some decoders take a space off the first."""
+        once = self.tokenizer.decode([token], skip_special_tokens=False)
+        twice = self.tokenizer.decode([token, token], skip_special_tokens=False)
+        return twice[len(once) :]
+
+    def _tokens(self, text: str, add_special_tokens: bool) -> list[int]:
+        # For a batch tokenizers releases the interpreter, so that other requests are served.
+        encodings = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encodings[0].ids
 
 
 class Detokenizer:

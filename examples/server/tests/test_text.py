@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
 
 import pytest
 import tokenizers
@@ -140,6 +142,25 @@ def test_random_tokens_have_the_text_of_the_whole(kind, text, rng, tmp_path):
         tokens = random_tokens(text, rng)
         found = text.tokenizer.decode(prompt) + "".join(pieces(text, tokens, [], prompt))
         assert found == text.tokenizer.decode(prompt + tokens)
+
+
+def test_texts_of_single_tokens(text, tmp_path):
+    """With the space that a decoder takes off the first word of a text."""
+    names = {"▁bc": " bc", "a": "a", "日本": "日本", "<0xE2>": "\ufffd", "</s>": "</s>"}
+    found = byte_fallback(tmp_path)
+    texts = [found.token_text(found.tokenizer.token_to_id(name)) for name in names]
+    assert texts == [*names.values()]
+    assert "".join(map(text.token_text, text.encode("a bc </s>"))) == "a bc </s>"
+
+
+def test_others_run_while_a_long_text_is_encoded(text):
+    encoding = threading.Thread(target=text.encode, args=["a" * 2**20])
+    encoding.start()
+    pauses = 0
+    while encoding.is_alive():
+        time.sleep(0.001)
+        pauses += 1
+    assert pauses > 20
 
 
 def test_a_character_of_bytes_comes_with_the_next_token(tmp_path):
