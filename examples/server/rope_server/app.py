@@ -44,13 +44,13 @@ class Server:
     def check_name(self, name: str) -> None:
         """Raise HTTPException for the name of another model."""
         if name != self.name:
-            raise HTTPException(404, f"there is no model {name!r}, only {self.name!r}")
+            raise HTTPException(404, f"there is no model {name[:80]!r}, only {self.name!r}")
 
     async def start(self, body: CompletionRequest | ChatRequest) -> Answering:
         """Queue a request; raise HTTPException if it cannot be served."""
         self.check_name(body.model)
         try:
-            # A long text takes a while, and tokenizers releases the interpreter meanwhile.
+            # A long text takes a while.
             prompts = await asyncio.to_thread(body.tokens, self.text)
             return Answering(self, body, prompts)
         except ValueError as error:
@@ -77,7 +77,7 @@ class Answering:
         try:
             for index in range(len(prompts)):
                 self._sequences.append(self._engine.submit(self._request(index)))
-        except (ValueError, QueueFullError):
+        except Exception:
             self.leave()
             raise
 
@@ -139,8 +139,8 @@ class Answering:
 class Gate:
     """Refuse requests to other hosts, and bodies of unknown or too large a size.
 
-    hosts: names in the header Host; none accepts all. A page of any site may have its own name lead
-    to this machine, and send requests from the browser of whoever looks at it.
+    hosts: names that the header Host may have; none accepts all. By DNS rebinding a page of another
+    site reaches a local server, under the name of that site.
     """
 
     def __init__(self, app: Any, hosts: Collection[str]) -> None:
@@ -178,7 +178,7 @@ def create_app(folder: str | Path, settings: Settings, hosts: Collection[str] = 
         yield
         await asyncio.to_thread(server.engine.stop)
 
-    app = FastAPI(lifespan=lifespan, openapi_url=None)  # nor a page of it, which others would serve
+    app = FastAPI(lifespan=lifespan, openapi_url=None)  # nor /docs, with scripts of others
     app.add_middleware(Gate, hosts=hosts)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -311,7 +311,7 @@ async def _http_error(request: Request, error: Any) -> Response:
 async def _invalid(request: Request, error: Any) -> Response:
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"]))
-    return _error(400, f"{place}: {first['msg']}")
+    return _error(400, f"{place}: {first['msg'].removeprefix('Value error, ')}")
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -14,6 +14,19 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from rope_server.sampling import Drawn
 from rope_server.text import Text
 
+# Fields that clients send unasked, with the value that changes nothing. No other is served.
+NEUTRAL: dict[str, Any] = {
+    "n": 1,
+    "best_of": 1,
+    "echo": False,
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "logit_bias": {},
+    "response_format": {"type": "text"},
+    "tools": [],
+    "tool_calls": [],
+    "annotations": [],
+}
 MOST_PROMPTS = 128
 MOST_PARTS = 4096  # messages of a conversation, and parts of a message
 
@@ -39,7 +52,7 @@ class Usage(NamedTuple):
 
 
 class Strict(BaseModel):
-    """A part of a request. Other fields than its own are refused; a null stands for no field."""
+    """A part of a request. Null and neutral fields play no part; unknown ones are refused."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -49,10 +62,12 @@ class Strict(BaseModel):
         """Refuse the first unknown field; pydantic would report each of a hundred thousand."""
         if not isinstance(data, dict):
             return data
-        given = {name: value for name, value in data.items() if value is not None}
-        unknown = next((name for name in given if name not in cls.model_fields), None)
-        if unknown is not None:
-            raise ValueError(f"there is no field {unknown[:40]!r}")
+        given = {x: data[x] for x in data if data[x] is not None and data[x] != NEUTRAL.get(x)}
+        for name in given:
+            if name in NEUTRAL:
+                raise ValueError(f"{name} can only be {json.dumps(NEUTRAL[name])}")
+            if name not in cls.model_fields:
+                raise ValueError(f"there is no field {name[:40]!r}")
         return given
 
 
@@ -60,12 +75,6 @@ class StreamOptions(Strict):
     """Options of a streamed answer."""
 
     include_usage: bool = False
-
-
-class TextFormat(Strict):
-    """The only form of an answer."""
-
-    type: Literal["text"] = "text"
 
 
 def _listed(value: Any) -> Any:
@@ -76,9 +85,6 @@ def _listed(value: Any) -> Any:
 
 Tokens = Annotated[list[int], Field(fail_fast=True)]
 Stop = Annotated[str, Field(max_length=1000)]
-One = Annotated[int, Field(ge=1, le=1)]
-Empty = Annotated[list[Any], Field(max_length=0)]
-Zero = Annotated[float, Field(ge=0, le=0)]
 
 
 class Common(Strict):
@@ -92,12 +98,7 @@ class Common(Strict):
     stop: Annotated[list[Stop], BeforeValidator(_listed)] = Field([], max_length=4, fail_fast=True)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    # Clients send these, and no other values are served. `user` names the client's own user.
-    n: One = 1
-    frequency_penalty: Zero = 0
-    presence_penalty: Zero = 0
-    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] = {}
-    user: str = ""
+    user: str = ""  # of the client, and for its own records
 
     @model_validator(mode="after")
     def _check_unicode(self) -> Self:
@@ -128,8 +129,6 @@ class CompletionRequest(Common):
         min_length=1, max_length=MOST_PROMPTS, fail_fast=True
     )
     logprobs: int | None = Field(None, ge=0, le=5)
-    best_of: One = 1
-    echo: Literal[False] = False
 
     @property
     def alternatives(self) -> int | None:
@@ -162,8 +161,6 @@ class Message(Strict):
 
     role: str
     content: Annotated[list[TextPart], Field(max_length=MOST_PARTS, fail_fast=True)] | str
-    annotations: Empty = []
-    tool_calls: Empty = []
 
     def plain(self) -> dict[str, str]:
         """Return the message with one text."""
@@ -181,9 +178,6 @@ class ChatRequest(Common):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
-    response_format: TextFormat = TextFormat()
-    tools: Empty = []
-    tool_choice: Literal["auto", "none"] = "auto"
 
     @property
     def alternatives(self) -> int | None:
