@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
+import langchain_openai
+import llm
 import pytest
-import yaml
 from servers import Running
 
 SETTINGS = {"temperature": 0, "max_tokens": 12}
@@ -46,21 +49,21 @@ def test_openai(server, expected, dump):
 
 
 def test_langchain(server, expected):
-    langchain = pytest.importorskip("langchain_openai")
     options = {"base_url": f"{server.url}/v1", "api_key": "none", "model": server.model}
-    model = langchain.ChatOpenAI(**options, **SETTINGS)
+    model = langchain_openai.ChatOpenAI(**options, **SETTINGS)
     message = model.invoke([("user", "Who?")])
     streamed = "".join(chunk.content for chunk in model.stream([("user", "Who?")]))
     second = model.invoke([("user", "Who?"), message, ("user", "And?")])
     assert (message.content, streamed, second.content) == (expected[0], *expected)
-    texts = langchain.OpenAI(**options, **SETTINGS).batch(["Once", "Twice"])
+    texts = langchain_openai.OpenAI(**options, **SETTINGS).batch(["Once", "Twice"])
     assert texts == [server.complete(x, **SETTINGS).choices[0].text for x in ("Once", "Twice")]
 
 
 @pytest.mark.parametrize("dump", [lambda message: message, lambda message: message.model_dump()])
 def test_litellm(server, expected, dump, monkeypatch):
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # which it would download
-    litellm = pytest.importorskip("litellm")
+    import litellm
+
     address = {"api_base": f"{server.url}/v1", "api_key": "none"}
 
     def ask(**fields):
@@ -76,8 +79,7 @@ def test_litellm(server, expected, dump, monkeypatch):
 def test_llm(server, expected, tmp_path, monkeypatch):
     monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))
     names = {"model_id": "served", "model_name": server.model, "api_base": f"{server.url}/v1"}
-    (tmp_path / "extra-openai-models.yaml").write_text(yaml.safe_dump([names]))
-    llm = pytest.importorskip("llm")
+    (tmp_path / "extra-openai-models.yaml").write_text(json.dumps([names]))
     options = {"key": "none", **SETTINGS}
     conversation = llm.get_model("served").conversation()
     first = conversation.prompt("Who?", stream=False, **options).text()
