@@ -112,6 +112,16 @@ def interleaved(request):
     return request.param
 
 
+@pytest.fixture
+def brief_verify(monkeypatch):
+    """Let `rope-cpu verify` verify float32 alone, with a short prefill."""
+    from rope_cpu.cli import verify_rows
+
+    monkeypatch.setattr(verify_rows, "TOKENS", 16)
+    monkeypatch.setattr(verify_rows, "DTYPES", {"float32": verify_rows.DTYPES["float32"]})
+    monkeypatch.setattr(verify_rows, "ATTENTION_DTYPES", ("float32",))
+
+
 class ProgramRunner:
     """Programs in their own processes, away from the source tree, with the tested package."""
 

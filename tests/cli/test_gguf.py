@@ -8,7 +8,6 @@ import onnx
 import pytest
 
 from rope_cpu.cli import main as cli
-from rope_cpu.cli import verify_rows
 
 LLAMA = {
     "embedding_length": 64,
@@ -91,8 +90,8 @@ def test_export_of_attention_needs_the_config(run, model, tmp_path):
     assert "a GGUF file has not all of the attention" in " ".join(lines)
 
 
-def test_verify_takes_the_heads_of_the_file(run, model, monkeypatch):
-    monkeypatch.setattr(verify_rows, "TOKENS", 64)
+@pytest.mark.usefixtures("brief_verify")
+def test_verify_takes_the_heads_of_the_file(run, model):
     code, lines = run("verify", model)
     assert code == 0
     assert "q (4 heads)" in " ".join(lines)  # wherever the lines wrap

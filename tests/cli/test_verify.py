@@ -38,13 +38,6 @@ def run(tmp_path, capsys, monkeypatch):
     return run
 
 
-@pytest.fixture
-def one_dtype(monkeypatch):
-    """Rotation and attention in float32 alone."""
-    monkeypatch.setattr(verify_rows, "DTYPES", {"float32": np.dtype(np.float32)})
-    monkeypatch.setattr(verify_rows, "ATTENTION_DTYPES", ("float32",))
-
-
 def one_line(found, *words):
     assert found.code == 2
     assert found.out == ""
@@ -72,7 +65,7 @@ def test_a_row_for_numpy_and_for_each_target(run):
     assert "16 of 16 elements rotated in half-split pairs; q (4 heads) and k (2)" in found.out
 
 
-@pytest.mark.usefixtures("one_dtype")
+@pytest.mark.usefixtures("brief_verify")
 def test_without_a_terminal_each_row_is_a_line_as_soon_as_it_is_known(run, monkeypatch):
     def interrupt(*arguments):
         raise KeyboardInterrupt
@@ -88,12 +81,11 @@ def test_without_a_terminal_each_row_is_a_line_as_soon_as_it_is_known(run, monke
     assert interrupted.err == "".join(line for line in lines if " rotation " in line)
 
 
-@pytest.mark.usefixtures("one_dtype")
+@pytest.mark.usefixtures("brief_verify")
 @pytest.mark.parametrize("columns", ["80", "60"])
 def test_the_table_fits_eighty_columns(columns, monkeypatch, capsys):
     """In fewer columns the terminal breaks its lines, and no figure is cut."""
     monkeypatch.setenv("COLUMNS", columns)
-    monkeypatch.setattr(verify_rows, "TOKENS", 16)
     assert cli.main(["verify"]) == 0
     out = capsys.readouterr().out
     assert "Llama 3.1 8B: rope type llama3" in out
@@ -103,7 +95,7 @@ def test_the_table_fits_eighty_columns(columns, monkeypatch, capsys):
     assert not re.search(" $", out, re.MULTILINE)
 
 
-@pytest.mark.usefixtures("one_dtype")
+@pytest.mark.usefixtures("brief_verify")
 def test_layers_that_differ_are_verified_in_turn(run):
     types = ["sliding_attention", "full_attention"]
     found = run(**GEMMA)
@@ -113,7 +105,7 @@ def test_layers_that_differ_are_verified_in_turn(run):
     one_line(run("--layer-type", "nope", **GEMMA), "nope", *types)
 
 
-@pytest.mark.usefixtures("one_dtype")
+@pytest.mark.usefixtures("brief_verify")
 def test_layers_that_are_not_rotated_are_named(run):
     changes = {"model_type": "cohere2", "num_hidden_layers": 4}
     found = run(**changes)
@@ -123,7 +115,7 @@ def test_layers_that_are_not_rotated_are_named(run):
     one_line(run("--layer-type", "full_attention", **changes), "full_attention", "not rotated")
 
 
-@pytest.mark.usefixtures("one_dtype")
+@pytest.mark.usefixtures("brief_verify")
 def test_a_model_of_unknown_type_needs_the_pairing(run):
     words = "give --interleaved for pairs (2i, 2i+1), --half for (i, i+n)"
     one_line(run(model_type="mystery"), "'mystery'", words)
@@ -179,14 +171,14 @@ def test_several_axes_and_heads_with_frequencies_of_their_own(dtype):
     assert verify_rows.numpy_rotation(rope, (4, 2), dtype).passed
 
 
-@pytest.mark.usefixtures("one_dtype")
+@pytest.mark.usefixtures("brief_verify")
 def test_attention_of_tokens_with_coordinates_is_that_of_numpy():
     found = list(verify_rows.rows(RotaryEmbedding.axial(16, 2), (4, 2)))
     assert {row.by for row in found if "coordinates" in row.refused} == set(TARGETS)
     assert {row.verdict for row in found if not row.refused} == {"ok"}
 
 
-@pytest.mark.usefixtures("one_dtype")
+@pytest.mark.usefixtures("brief_verify")
 @pytest.mark.parametrize("factor", [1.0001, 1e18, np.nan])
 def test_wrong_attention_fails(factor, run, monkeypatch):
     right = verify_rows.attention
@@ -217,7 +209,7 @@ def test_a_bad_config_is_one_line(changes, words, run):
     one_line(run(**changes), words)
 
 
-@pytest.mark.usefixtures("one_dtype")
+@pytest.mark.usefixtures("brief_verify")
 def test_json_that_cannot_be_written_after_all_costs_no_table(run):
     found = run("--json", "/proc/no.json")
     assert found.code == 2

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import onnxruntime
 import pytest
+from fewer_cases import pairwise
 from safetensors_files import write_safetensors
 
 from rope_cpu.export.targets import TARGETS
@@ -79,6 +80,9 @@ def random_tensors(rng, model_type):
         tensor = rng.standard_normal(shape) * spread + (len(shape) == 1)
         tensors[f"{name}.weight"] = tensor.astype(dtype)
     return tensors
+
+
+CASES = pairwise(CONFIGS, TARGETS, ("growing", "shared"))
 
 
 @pytest.fixture(params=CONFIGS)
@@ -202,8 +206,7 @@ def generated(session, prompts, cache):
     return tokens, np.stack(all_logits, axis=1)
 
 
-@pytest.mark.parametrize("cache", ["growing", "shared"])
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("checkpoint", "target", "cache"), CASES, indirect=["checkpoint"])
 def test_64_tokens_are_decoded_as_in_numpy(checkpoint, rng, tmp_path, target, cache):
     folder, config, tensors = checkpoint
     out = tmp_path / "out"

@@ -16,7 +16,6 @@ from packaging.requirements import Requirement
 import rope_cpu
 from rope_cpu import export, positions
 from rope_cpu.cli import main as cli
-from rope_cpu.cli import verify_rows
 from rope_cpu.configs.vision import CLASSES, REFUSED_CLASSES
 
 ROOT = Path(__file__).parents[2]
@@ -94,10 +93,10 @@ def commands():
     return sorted({line for line in lines if line.startswith("rope-cpu")})
 
 
+@pytest.mark.usefixtures("brief_verify")
 @pytest.mark.parametrize("command", commands())
 def test_shell_lines(command, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(verify_rows, "TOKENS", 64)
     gemma = Path("gemma-3", "config.json")
     gemma.parent.mkdir()
     gemma.write_text('{"model_type": "gemma3_text"}', encoding="utf-8")

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from rope_cpu import set_num_threads
 from rope_cpu.array_types import DTYPES
 from rope_cpu.cli import main as cli
-from rope_cpu.cli import verify_rows
 from rope_cpu.export.targets import TARGETS
 from rope_cpu.kernels import threads
 
@@ -115,18 +114,14 @@ def command_lines(draw):
 
 
 @pytest.fixture
-def _brief(monkeypatch):
-    """Verify little, and keep the number of threads."""
-    monkeypatch.setattr(verify_rows, "TOKENS", 4)
-    monkeypatch.setattr(verify_rows, "DTYPES", {"float32": verify_rows.DTYPES["float32"]})
-    monkeypatch.setattr(verify_rows, "ATTENTION_DTYPES", ("float32",))
+def _same_threads(monkeypatch):
     monkeypatch.setattr(threads, "limit", threads.limit)
 
 
 JUNK = st.sampled_from((b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b'"x"'))
 
 
-@pytest.mark.usefixtures("_brief")
+@pytest.mark.usefixtures("brief_verify", "_same_threads")
 def test_command_lines(search, tmp_path):
     most = threads.limit
 
