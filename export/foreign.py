@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import onnx.inliner
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from rope_cpu import RotaryEmbedding
@@ -35,8 +37,27 @@ CHANGING = (PRODUCTS, SINES, ("Mul",))
 MOVING = (*KEEPING, "Concat", "Gather", "Neg", "Slice", "Split")
 STRIDES = {"Slice": 4, "Reshape": 1}
 
-# The nodes from frequencies to a value that has their elements.
-NodePath = tuple[NodeProto, ...]
+# Operators that keep the elements of their last input, or choose among those of the last two.
+SELECTING = ("Cast", "Identity", "Where")
+
+# Most nodes with all functions inlined. Functions that each call the next one twice double them at
+# every level.
+INLINED_NODES = 1_000_000
+
+
+class Step(NamedTuple):
+    """The node that makes a value, from a source.
+
+    stage: the number of products and sines up to the value, at most 2, index of `CHANGING`.
+    """
+
+    node: NodeProto
+    source: str
+    stage: int
+
+
+# The values that have the elements of a tensor, nearest first; the tensor itself has no step.
+Flow = dict[str, Step]
 
 
 class Rotation(NamedTuple):
@@ -65,11 +86,16 @@ class ForeignGraph:
         self.folder = folder
         self.tensors = {tensor.name: tensor for tensor in model.graph.initializer}
         self.readers: dict[str, list[NodeProto]] = {}
+        # Values that have elements of inputs, and {value: the table of which it has rows}.
+        self.positions = {value.name for value in model.graph.input}
+        self.rows: dict[str, str] = {}
         for node in model.graph.node:
             if node.op_type == "Constant" and node.attribute[0].HasField("t"):
                 self.tensors[node.output[0]] = node.attribute[0].t
             for name in set(node.input):
                 self.readers.setdefault(name, []).append(node)
+            if node.input and node.output:
+                self._trace(node)
 
     def rotations(self) -> list[Rotation]:
         """Return the rotations: each tensor of frequencies, and each pair of tables, is one.
@@ -80,20 +106,35 @@ class ForeignGraph:
         computed: set[str] = set()
         for name, tensor in self.tensors.items():
             if max(tensor.dims, default=1) == np.prod(tensor.dims) > 1:
-                flow = dict(self._flow(name))
-                sines = [path for path in flow.values() if path and path[-1].op_type in SINES]
+                flow = self._flow(name)
+                sines = [value for value in flow if flow[value].node.op_type in SINES]
                 if sines:
                     found[(name,)] = self._computed(name, flow, sines)
                     computed.update(flow)
         for node in self.graph.node:
             index = OPERATORS.get((node.domain, node.op_type), 0)
-            names = tuple(node.input[index : index + 2])
+            names = tuple(self.rows.get(name) or name for name in node.input[index : index + 2])
             rotates = index and (node.op_type != "GroupQueryAttention" or _flag(node, "do_rotary"))
             if rotates and names not in found and computed.isdisjoint(names):
                 found[names] = self._tabulated(names, node)
         if not found:
             raise ValueError("no rotation is found, by tables or by Cos and Sin")
         return list(found.values())
+
+    def _trace(self, node: NodeProto) -> None:
+        """Note an output that has elements of an input, or rows of a table at such positions.
+
+        A sum is no such position: it may be a row of another rotation in the same table.
+        """
+        first = node.input[0]
+        tables = {self.rows.get(name, "") for name in node.input[-2:]}
+        is_lookup = node.op_type == "Gather" and all(axis.i == 0 for axis in node.attribute)
+        if is_lookup and first in self.tensors and node.input[1] in self.positions:
+            self.rows[node.output[0]] = first
+        elif node.op_type in MOVING and first in self.positions:
+            self.positions.add(node.output[0])
+        elif node.op_type in SELECTING and len(tables) == 1:
+            self.rows[node.output[0]] = tables.pop()
 
     def _array(self, name: str) -> Array:
         """Return the values of a tensor."""
@@ -122,20 +163,30 @@ class ForeignGraph:
         values = partial(tables.take, axis=1)
         return Rotation(names, node.op_type, interleaved, fitted(tables), rows, values, replace)
 
-    def _flow(self, name: str, path: NodePath = ()) -> Iterator[tuple[str, NodePath]]:
-        """Yield the values that have the elements of a tensor, each with the nodes to it."""
-        yield name, path
-        for node in self.readers.get(name, []):
-            if self._continues(path, node, name):
-                yield from self._flow(node.output[0], (*path, node))
+    def _flow(self, name: str) -> Flow:
+        """Return the values that have the elements of a tensor.
 
-    def _continues(self, path: NodePath, node: NodeProto, name: str) -> bool:
+        Where branches rejoin, the first counts: each value is visited once.
+        """
+        flow: Flow = {}
+        sources = deque([name])
+        while sources:
+            source = sources.popleft()
+            stage = flow[source].stage if source in flow else 0
+            for node in self.readers.get(source, []):
+                value = node.output[0]
+                if value != name and value not in flow and self._continues(stage, node, source):
+                    changes = node.op_type in (*PRODUCTS, *SINES)
+                    flow[value] = Step(node, source, min(stage + changes, 2))
+                    sources.append(value)
+        return flow
+
+    def _continues(self, stage: int, node: NodeProto, name: str) -> bool:
         """Return True if a node that reads a value is the next between frequencies and sines."""
-        stage = min(sum(node.op_type in (*PRODUCTS, *SINES) for node in path), 2)
         if stage == 2 and node.op_type in MOVING:
             return True
         if node.op_type == "Concat":
-            return set(node.input) <= {name, *self.tensors}
+            return all(other == name or other in self.tensors for other in node.input)
         if node.op_type in KEEPING:
             return bool(node.input[0] == name)
         return node.op_type in CHANGING[stage] and bool(stage < 2 or self._factor(node) > 0)
@@ -145,20 +196,21 @@ class ForeignGraph:
         arrays = [self._array(name) for name in node.input if name in self.tensors]
         return next((array.ravel() for array in arrays if array.size == 1), 0)
 
-    def _computed(self, name: str, flow: dict[str, NodePath], sines: list[NodePath]) -> Rotation:
+    def _computed(self, name: str, flow: Flow, sines: list[str]) -> Rotation:
         """Return the rotation by angles that the graph computes from a product with frequencies.
 
         Its cos and sin are those of NumPy, as the rounding of the product outweighs all else.
         """
-        inv_freq = self._values(name, sines[0][:-1], np.ones(1))[0]
+        to_angles = _path(flow, flow[sines[0]].source)
+        inv_freq = self._values(name, to_angles, np.ones(1))[0]
         strided = self._strided()
-        readers = [node for value in flow for node in self.readers.get(value, [])]
+        readers = [node for value in (name, *flow) for node in self.readers.get(value, [])]
         interleaved = any(_flag(node, "interleaved") or strided & {*node.input} for node in readers)
-        values = partial(self._values, name, max(flow.values(), key=len))
-        replace = partial(self._widen, name, sines)
+        values = partial(self._values, name, _path(flow, next(reversed(flow))))
+        replace = partial(self._widen, name, flow, sines)
         return Rotation((name,), "Cos and Sin", interleaved, inv_freq, 0, values, replace)
 
-    def _values(self, name: str, path: NodePath, ids: Array) -> Array:
+    def _values(self, name: str, path: list[NodeProto], ids: Array) -> Array:
         """Return the elements after nodes: angles of positions, and then both cos and sin."""
         values = self._array(name).ravel()
         for node in path:
@@ -182,10 +234,14 @@ class ForeignGraph:
                 found.update(node.output)
         return found
 
-    def _widen(self, name: str, sines: list[NodePath], rope: RotaryEmbedding) -> None:
+    def _widen(self, name: str, flow: Flow, sines: list[str], rope: RotaryEmbedding) -> None:
         """Compute angles, cos and sin in float64, and cast these to the dtype of the graph."""
-        dtype = self._values(name, sines[0][:-1], np.ones(1)).dtype
-        nodes = {node.output[0]: node for path in sines for node in path}
+        dtype = self._values(name, _path(flow, flow[sines[0]].source), np.ones(1)).dtype
+        nodes: dict[str, NodeProto] = {}
+        for value in sines:
+            while value not in nodes and value != name:
+                nodes[value] = flow[value].node
+                value = flow[value].source
         for info in [info for info in self.graph.value_info if info.name in nodes]:
             self.graph.value_info.remove(info)
         for output, node in nodes.items():
@@ -203,6 +259,42 @@ class ForeignGraph:
         for name in new.initializers.keys() - self.tensors.keys():
             self.tensors[name] = numpy_helper.from_array(new.initializers[name], name)
             self.graph.initializer.append(self.tensors[name])
+
+
+def inlined(model: ModelProto) -> ModelProto:
+    """Return a model without functions of its own.
+
+    Raises ValueError if these would make too many nodes of it.
+    """
+    bodies = {(each.domain, each.name, each.overload): each.node for each in model.functions}
+
+    @cache
+    def size(*function: str) -> int:
+        return count(bodies[function]) if function in bodies else 1
+
+    def count(nodes: Iterable[NodeProto]) -> int:
+        total = 0
+        for node in nodes:
+            total += size(node.domain, node.op_type, node.overload)
+            graphs = [graph for each in node.attribute for graph in (each.g, *each.graphs)]
+            total += sum(count(graph.node) for graph in graphs)
+        return total
+
+    if not bodies:
+        return model
+    nodes = count(model.graph.node)
+    if nodes > INLINED_NODES:
+        raise ValueError(f"its functions make {nodes} nodes, more than {INLINED_NODES}")
+    return onnx.inliner.inline_local_functions(model)
+
+
+def _path(flow: Flow, value: str) -> list[NodeProto]:
+    """Return the nodes to a value, in order."""
+    nodes = []
+    while value in flow:
+        nodes.append(flow[value].node)
+        value = flow[value].source
+    return nodes[::-1]
 
 
 def _widen_node(node: NodeProto, new: Graph, dtype: np.dtype[Any]) -> None:

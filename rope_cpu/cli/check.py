@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx.inliner
+import onnx
 
 from rope_cpu import RotaryEmbedding, command_line, export
 from rope_cpu.accuracy.tolerance import half_ulp, table_bound
@@ -17,7 +17,7 @@ from rope_cpu.arguments.texts import cut
 from rope_cpu.array_types import Float64
 from rope_cpu.cli.layer_rotations import maximum_context, pair_frequencies, rotations_from_arguments
 from rope_cpu.export.files import model_path
-from rope_cpu.export.foreign import ForeignGraph, Rotation
+from rope_cpu.export.foreign import ForeignGraph, Rotation, inlined
 
 # Positions below which errors are measured, besides the end of tables; the second stands for the
 # model's maximum where no config says it. Positions that are compared at once.
@@ -90,7 +90,7 @@ def _reports(args: argparse.Namespace, expected: Ropes, maximum: int) -> Iterato
         command_line.check_file(args.output)
         model_path(args.output, "output")
     model = onnx.load(args.model, format="protobuf", load_external_data=args.fix)
-    model = onnx.inliner.inline_local_functions(model) if model.functions else model
+    model = inlined(model)
     for path in filter(None, [args.model, args.output]):
         fix = args.fix and path is args.model
         rotations = ForeignGraph(model, str(args.model.parent)).rotations()

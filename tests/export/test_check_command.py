@@ -277,6 +277,28 @@ def test_computed_angles_before_and_after(form, as_nodes, check, rng):
     assert wrong[3] > 1e-3 > 1e-6 > errors[3]
 
 
+def test_branches_that_rejoin_are_visited_once(check):
+    """40 times halves are taken apart and joined: 2^40 paths from the frequencies to y."""
+    halves = """
+  first_{next} = Slice(half_{index}, zero, pairs, last)
+  second_{next} = Slice(half_{index}, pairs, end, last)
+  half_{next} = Concat<axis=-1>(first_{next}, second_{next})
+"""
+    body = "half_0 = Identity(cos)\n"
+    body += "".join(halves.format(index=index, next=index + 1) for index in range(40))
+    text = f"""
+<ir_version: 8, opset_import: ["" : 18]>
+g (int64[1, seq] p, float[1, seq, 16] x) => (float[1, seq, 16] y, float[1, seq, 16] z) {{
+  {ANGLES + TWICE + body}
+  y = Mul(x, half_40)
+  z = Mul(x, sin)
+}}
+"""
+    code, (report,), _ = check(with_constants(text, float32_frequencies()))
+    assert code == 1
+    assert report["rotations"][0]["against the config"] is None
+
+
 def test_fix_keeps_the_dtype_of_frequencies_for_other_nodes(check):
     text = f"""
 <ir_version: 8, opset_import: ["" : 18]>
@@ -402,6 +424,78 @@ LONGROPE = {
         "long_factor": [1.0 + index for index in range(PAIRS)],
     },
 }
+
+
+# As Microsoft's mobius writes rotations: rows of the tables at positions, in float16 after the
+# lookup, of three axes, and of a long rotation behind a short one.
+GATHERED = """
+<ir_version: 10, opset_import: ["" : 23]>
+g (int64[1, seq] p, float[1, 1, seq, 16] x) => (float[1, 1, seq, 16] y) {
+  c = Gather(cos, p)
+  s = Gather(sin, p)
+  y = RotaryEmbedding(x, c, s)
+}
+"""
+GATHERED_HALF = """
+<ir_version: 10, opset_import: ["" : 23]>
+g (int64[1, seq] p, float16[1, 1, seq, 16] x) => (float16[1, 1, seq, 16] y) {
+  c_row = Gather(cos, p)
+  s_row = Gather(sin, p)
+  c = Cast<to=10>(c_row)
+  s = Cast<to=10>(s_row)
+  y = RotaryEmbedding(x, c, s)
+}
+"""
+GATHERED_AXES = """
+<ir_version: 10, opset_import: ["" : 23]>
+g (int64[2, 1, seq] p, bool[8] mask, float[1, 1, seq, 16] x) => (float[1, 1, seq, 16] y) {
+  first = Constant<value = int64 {0}>()
+  second = Constant<value = int64 {1}>()
+  row = Gather(p, first)
+  column = Gather(p, second)
+  c_row = Gather(cos, row)
+  s_row = Gather(sin, row)
+  c_column = Gather(cos, column)
+  s_column = Gather(sin, column)
+  c = Where(mask, c_row, c_column)
+  s = Where(mask, s_row, s_column)
+  y = RotaryEmbedding(x, c, s)
+}
+"""
+GATHERED_OFFSET = GATHERED.replace("Gather(cos, p)", "Gather(cos, q)").replace(
+    "c =", "last = ReduceMax<keepdims=0>(p)\n  q = Add(p, last)\n  c ="
+)
+
+
+@pytest.mark.parametrize("as_nodes", [False, True], ids=["initializers", "constant nodes"])
+@pytest.mark.parametrize("text", [GATHERED, GATHERED_HALF, GATHERED_AXES])
+def test_rows_of_tables_before_and_after(text, as_nodes, check):
+    model = graph_of_tables(float32_tables(131072), text)
+    if as_nodes:
+        tensors = [*model.graph.initializer]
+        for tensor in tensors:
+            node = helper.make_node("Constant", [], [tensor.name], value=tensor)
+            model.graph.node.insert(0, node)
+        del model.graph.initializer[:]
+    code, reports, fixed = check(model, CONFIG, "--fix", "-o", "OUT")
+    ((before,), (after,)) = (report["rotations"] for report in reports)
+    assert code == 0
+    assert before["names"] == "cos, sin"
+    assert before["read from"] == "RotaryEmbedding, float32"
+    assert before["rows"] == 131072
+    assert before["largest error below 131072"] > 1e-3
+    assert after["times the tolerance"] <= 1
+    onnx.checker.check_model(onnx.load(fixed), full_check=True)
+
+
+def test_rows_of_tables_rotate_exactly_after_fix(check, rng):
+    model = graph_of_tables(float32_tables(1000001), GATHERED)
+    code, _, fixed = check(model, CONFIG, "--fix", "-o", "OUT")
+    assert code == 0
+    errors, share = error_of(fixed, rng, False)
+    wrong, _ = error_of(fixed.with_name("model.onnx"), rng, False)
+    assert share <= 1
+    assert wrong[3] > 1e-3 > 1e-6 > errors[3]
 
 
 @pytest.mark.parametrize("rows", [5, 100, 4096])
@@ -534,6 +628,22 @@ def with_cos_from_outside():
 WITHOUT = onnx.parser.parse_model(
     '<ir_version: 8, opset_import: ["" : 18]> g (float[2] x) => (float[2] y) { y = Sin(x) }'
 )
+
+
+def with_nested_functions(levels):
+    """A model whose functions call the next one twice, the last one Identity."""
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("own", 1)]
+    model = helper.make_model(WITHOUT.graph, opset_imports=opsets)
+    for level in range(levels):
+        name, domain = (f"f{level + 1}", "own") if level + 1 < levels else ("Identity", "")
+        first = helper.make_node(name, ["x"], ["t"], domain=domain)
+        second = helper.make_node(name, ["t"], ["y"], domain=domain)
+        body = helper.make_function("own", f"f{level}", ["x"], ["y"], [first, second], opsets)
+        model.functions.append(body)
+    model.graph.node[0].CopyFrom(helper.make_node("f0", ["x"], ["y"], domain="own"))
+    return model.SerializeToString()
+
+
 EXTERNAL = graph_of_tables(float32_tables(4))
 onnx.external_data_helper.set_external_data(EXTERNAL.graph.initializer[0], "gone.data")
 
@@ -547,6 +657,12 @@ onnx.external_data_helper.set_external_data(EXTERNAL.graph.initializer[0], "gone
             (),
             "no rotation is found in the operator of other_y",
         ),
+        (
+            graph_of_tables(float32_tables(64), GATHERED_OFFSET).SerializeToString(),
+            (),
+            "no rotation is found in the operator of y",
+        ),
+        (with_nested_functions(20), (), "its functions make 1048576 nodes"),
         (graph_of_tables(float32_tables(1)).SerializeToString(), (), "two positions or more"),
         (
             graph_of_tables(float32_tables(9, factor=np.nan)).SerializeToString(),
