@@ -1,5 +1,7 @@
 """Layers whose names have prefixes merge into one model; files say what is in them."""
 
+from functools import partial
+
 import ml_dtypes
 import numpy as np
 import onnx
@@ -201,6 +203,149 @@ def test_sparse_initializers_stay():
     assert runtime.open_session(merged).run(["z"], feeds)[0] == 21
 
 
+BRANCHES = """two (float[n] u, bool b) => (float[n] z) {
+    z = If(b) <then_branch = then () => (float[n] t) { t = Neg(u) },
+               else_branch = other () => (float[n] f) { f = Abs(u) }>
+}"""
+
+
+def test_subgraphs_of_different_models_may_have_the_same_names():
+    first = parsed(BRANCHES)
+    second = parsed(BRANCHES.replace("z", "w").replace("u", "v"))
+    merged = export.merge([first, second], links={"v": "z"})
+    onnx.checker.check_model(merged, full_check=True)
+    feeds = {"u": np.array([-3], np.float32), "b": np.array(True)}
+    assert runtime.open_session(merged).run(["w"], feeds) == [-3]
+
+
+def test_dimensions_of_a_linked_input_are_those_of_the_output():
+    """In both models n is another size; onnxruntime reuses memory of values of one size."""
+    double = "one (float[n] x) => (float[m] y) <float[n] c> { c = Neg(x) y = Concat<axis=0>(c, c) }"
+    further = """two (float[n] y) => (float[n] z) <float[n] d, float[n] e, float[n] f> {
+        d = Neg(y) e = Abs(d) f = Neg(e) z = Sub(f, d)
+    }"""
+    merged = export.merge([parsed(double), parsed(further)])
+    sizes = {
+        value.name: value.type.tensor_type.shape.dim[0].dim_param
+        for value in (*merged.graph.value_info, *merged.graph.output)
+    }
+    assert sizes == {"c": "n"} | dict.fromkeys("ydefz", "m")
+    (z,) = runtime.open_session(merged).run(None, {"x": np.array([1, 2, 3], np.float32)})
+    assert z.tolist() == [-2, -4, -6] * 2
+
+
+def test_an_input_that_is_an_output_too_has_the_name_of_its_link():
+    first = parsed("one (float[n] x) => (float[n] y) { y = Neg(x) }")
+    second = parsed("two (float[n] u) => (float[n] z, float[n] u) { z = Neg(u) }")
+    merged = export.merge([first, second], links={"u": "y"})
+    onnx.checker.check_model(merged, full_check=True)
+    assert [value.name for value in merged.graph.output] == ["y", "z"]
+
+
+def test_an_initializer_with_the_name_of_an_earlier_link_stays():
+    first = parsed("one (float[n] x) => (float[n] y) { y = Neg(x) }")
+    second = parsed("two (float[n] u) => (float[n] z) { z = Neg(u) }")
+    two = np.array([2], np.float32)
+    third = parsed("three (float[n] z) => (float[n] w) { w = Mul(z, u) }", u=two)
+    merged = export.merge([first, second, third], links={"u": "y"})
+    assert runtime.open_session(merged).run(["w"], {"x": two}) == [4]
+
+
+def test_value_infos_of_no_value_are_left_out():
+    second = parsed("two (float[n] y) => (float[n] z) { z = Neg(y) }")
+    second.graph.value_info.append(onnx.helper.make_tensor_value_info("c", 7, [3]))
+    merged = export.merge([parsed(FIRST), second])
+    onnx.checker.check_model(merged, full_check=True)
+
+
+# What the names of sizes stand for.
+SIZES = {"n": 2, "m": 3, "k": 5}
+
+
+def random_model(rng):
+    """Return a small model whose names are letters, and the sizes of its inputs."""
+    letters = iter(rng.permutation([*"abcdefghijklmnop"]).tolist())
+    node_names = iter(rng.permutation([*"abcdefgh", "", "", ""]).tolist())
+    all_sizes = [*SIZES, 2, 3]
+    sizes = {next(letters): all_sizes[rng.integers(5)] for _ in range(rng.integers(1, 3))}
+    inputs = dict(sizes)
+    weight = onnx.numpy_helper.from_array(rng.integers(2, size=1).astype("f"), next(letters))
+    nodes = []
+    for _ in range(rng.integers(1, 4)):
+        source = [*sizes][rng.integers(len(sizes))]
+        names = ([next(letters)], next(node_names))
+        size = sizes[source]
+        kind = rng.integers(3)
+        if kind == 0:
+            nodes.append(onnx.helper.make_node("Mul", [source, weight.name], *names))
+        elif kind == 1:
+            nodes.append(onnx.helper.make_node("Concat", [source] * 2, *names, axis=0))
+            unused = [name for name in SIZES if name not in sizes.values()]
+            size = 2 * size if isinstance(size, int) else next(iter(unused), None)
+        else:
+            inner = next(letters, "inner")
+            body = f"agraph () => (float[{size or ''}] {inner}) {{ {inner} = Neg({source}) }}"
+            graph = onnx.parser.parse_graph(body)
+            branches = {"then_branch": graph, "else_branch": graph}
+            nodes.append(onnx.helper.make_node("If", ["flag"], *names, **branches))
+        sizes[names[0][0]] = size
+    infos = {
+        name: onnx.helper.make_tensor_value_info(name, 1, [size]) for name, size in sizes.items()
+    }
+    outputs = [name for name in sizes if name == nodes[-1].output[0] or rng.random() < 0.3]
+    graph = onnx.helper.make_graph(
+        nodes,
+        "random",
+        [onnx.helper.make_tensor_value_info("flag", 9, []), *(infos[name] for name in inputs)],
+        [infos[name] for name in outputs],
+        [weight],
+        value_info=[infos[name] for name in sizes if name not in (*inputs, *outputs)],
+    )
+    opset = onnx.helper.make_opsetid(["", "ai.onnx"][rng.integers(2)], 17)
+    return onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8), inputs
+
+
+def test_random_models_are_refused_or_merge_into_their_composition(rng):
+    compared = 0
+    for _ in range(400):
+        (first, first_sizes), (second, second_sizes) = random_model(rng), random_model(rng)
+        for model in (first, second):
+            onnx.checker.check_model(model, full_check=True)
+        output = first.graph.output[0].name
+        links = {name: output for name in second_sizes if rng.random() < 0.7}
+        try:
+            merged = export.merge([first, second], links=links)
+        except ValueError:
+            continue
+        onnx.checker.check_model(merged, full_check=True)
+        feeds = {
+            name: rng.standard_normal(SIZES.get(size, size)).astype(np.float32)
+            for name, size in (second_sizes | first_sizes).items()
+        }
+        feeds["flag"] = np.array(rng.random() < 0.5)
+        expected = results_of(first, feeds)
+        named = {name: links.get(name, name) for name in second_sizes}
+        known = feeds | {name: expected[to] for name, to in named.items() if to in expected}
+        lengths = {(size, len(known[name])) for name, size in second_sizes.items()}
+        if any(size in (2, 3) and size != length for size, length in lengths):
+            continue  # a contradiction that shows when the model runs
+        if len(dict(lengths)) < len(lengths):
+            continue  # one name of two sizes
+        expected |= {named.get(name, name): x for name, x in results_of(second, known).items()}
+        for name, result in results_of(merged, feeds).items():
+            np.testing.assert_array_equal(result, expected[name])
+        compared += 1
+    assert compared > 30
+
+
+def results_of(model, feeds):
+    """Return the outputs of a model by name."""
+    session = runtime.open_session(model)
+    names = [value.name for value in session.get_outputs()]
+    known = {value.name: feeds[value.name] for value in session.get_inputs()}
+    return dict(zip(names, session.run(names, known), strict=True))
+
+
 def with_numbers(text, value):
     """Return a model whose initializer t has no bytes, but numbers of its own field."""
     model = parsed(text)
@@ -211,6 +356,13 @@ def with_numbers(text, value):
 def with_metadata(text):
     model = parsed(FIRST)
     onnx.helper.set_model_props(model, {"author": text})
+    return model
+
+
+def with_opset(text, domain, version):
+    model = parsed(text)
+    del model.opset_import[:]
+    model.opset_import.add(domain=domain, version=version)
     return model
 
 
@@ -268,6 +420,41 @@ MERGE_REFUSALS = {
         "links",
     ),
 }
+
+
+# Two models each.
+ABS = "one (float[n] x) => (float[n] y) { t = Abs(x) y = Neg(t) }"
+OF_TWO = "one (float[2] x) => (float[2] y) { y = Neg(x) }"
+OF_THREE = "two (float[3] y) => (float[3] z) { z = Neg(y) }"
+OF_BOTH = "one (float[2] x, float[3] v) => (float[2] y, float[3] w) { y = Neg(x) w = Neg(v) }"
+CONTRADICTIONS = {
+    "value of a subgraph": (parsed(ABS), parsed(BRANCHES)),
+    "value outside of a subgraph": (parsed(BRANCHES), parsed(ABS)),
+    "size": (parsed(OF_TWO), parsed(OF_THREE)),
+    "rank": (parsed(OF_TWO), parsed(OF_THREE.replace("3", "n, m"))),
+    "one name for two sizes": (
+        parsed(OF_BOTH),
+        parsed("two (float[n] y, float[n] w) => (float[n] z) { z = Add(y, w) }"),
+    ),
+    "opset under another name": (parsed(FIRST), with_opset(SECOND, "ai.onnx", 18)),
+    "one output for two sizes": (
+        parsed("one (float[n] x) => (float[n] y) { y = Neg(x) }"),
+        parsed(
+            "two (float[2] u, float[3] y) => (float[2] z, float[3] w) { z = Neg(u) w = Neg(y) }"
+        ),
+    ),
+    "type": (parsed(FIRST), parsed("two (seq(float[n]) y) => (int64 z) { z = SequenceLength(y) }")),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_merge_refuses_models_that_contradict_each_other(name):
+    for model in CONTRADICTIONS[name]:
+        onnx.checker.check_model(model, full_check=True)
+    names = [value.name for value in CONTRADICTIONS[name][1].graph.input]
+    links = {"u": "y"} if "u" in names else {}
+    call = partial(export.merge, CONTRADICTIONS[name], links=links)
+    assert_refused(call, ValueError, "models[1]")
 
 
 @pytest.mark.parametrize("name", MERGE_REFUSALS)
