@@ -50,7 +50,8 @@ def onnx_type(dtype: DTypeLike) -> int:
 class Graph:
     """An ONNX graph under construction.
 
-    Values are identified by their names. A scope prefixes the names of the nodes added inside it.
+    Values are identified by their names, which no other value and no other node may have. A scope
+    prefixes the names of the nodes added inside it.
     """
 
     def __init__(self) -> None:
@@ -59,6 +60,7 @@ class Graph:
         self.outputs: list[onnx.ValueInfoProto] = []
         self.infos: list[onnx.ValueInfoProto] = []
         self.initializers: dict[str, NDArray[Any]] = {}
+        self._names: set[str] = set()  # of nodes, their outputs, and initializers
         self._prefix = ""
 
     @contextmanager
@@ -80,6 +82,7 @@ class Graph:
         """Declare `value` as the graph output `name`; every node then uses the new name for it."""
         if not any(value in node.output for node in self.nodes):
             raise ArgumentError("value", value, "be the output of a node in this graph")
+        self._claim({name} - {value})
         for node in self.nodes:
             for names in (node.input, node.output):
                 if value in names:
@@ -112,13 +115,17 @@ class Graph:
             given.pop()
         node_name = f"{self._prefix}{name}"
         values = [f"{node_name}/{output}" if output else node_name for output in outputs]
+        self._claim({node_name, *values})
         node = helper.make_node(op, given, values, name=node_name, domain=domain, **attributes)
         self.nodes.append(node)
         return values
 
     def initializer(self, name: str, array: NDArray[Any]) -> str:
-        """Add an initializer; return its name."""
-        self.initializers[name] = array
+        """Add an initializer, or find the equal one of this name; return its name."""
+        known = self.initializers.get(name)
+        if known is None or known.dtype != array.dtype or not np.array_equal(known, array):
+            self._claim({name})
+            self.initializers[name] = array
         return name
 
     def ints(self, *values: int) -> str:
@@ -158,6 +165,12 @@ class Graph:
         """Return the size of one axis of a value, an int64 vector of length 1."""
         shape = self.node("Shape", [value], f"{name}/shape")
         return self.node("Gather", [shape, self.ints(axis)], name, axis=0)
+
+    def _claim(self, names: set[str]) -> None:
+        """Note names of nodes and values; raise ValueError if one of them is taken."""
+        for name in names & self._names:
+            raise ArgumentError("name", name, "be no name of another node or value of the graph")
+        self._names |= names
 
     def model(
         self,

@@ -11,6 +11,7 @@ import pytest
 from refusals import nested, refusal
 
 from rope_cpu import RotaryEmbedding, export
+from rope_cpu.export.graph import Graph
 from rope_cpu.export.options import AttentionOptions, RopeOptions
 
 HUGE = 10**5000
@@ -201,6 +202,29 @@ def test_wrong_arguments_are_refused(call, error, words):
     with pytest.raises(error) as caught:
         call()
     assert f"`{caught.value.argument}`" in str(caught.value)
+
+
+TAKEN = [
+    lambda graph: graph.node("Abs", ["x"], "n"),
+    lambda graph: graph.node("Abs", ["x"], "w"),
+    lambda graph: graph.node("Abs", ["x"], "m/a"),
+    lambda graph: graph.multi_output_node("Split", ["x"], "m", ["c", "d"]),
+    lambda graph: graph.initializer("n", np.ones(2)),
+    lambda graph: graph.initializer("w", np.zeros(2)),
+    lambda graph: graph.initializer("w", np.ones(2, np.float32)),
+    lambda graph: graph.output("n", "w", np.float32, [2]),
+]
+
+
+@pytest.mark.parametrize("call", TAKEN)
+def test_a_graph_refuses_two_nodes_or_values_of_one_name(call):
+    graph = Graph()
+    graph.input("x", np.float64, [2])
+    graph.node("Neg", ["x"], "n")
+    graph.multi_output_node("Split", ["x"], "m", ["a", "b"])
+    graph.initializer("w", np.ones(2))
+    assert graph.initializer("w", np.ones(2)) == "w"
+    assert "it must be no name of another node or value" in refusal(lambda: call(graph))
 
 
 def test_whole_numbers_of_numpy_are_taken():
