@@ -283,7 +283,7 @@ def attention_problems(rope: RotaryEmbedding, options: AttentionOptions) -> Iter
 ORT = Target(
     name="ort",
     op="com.microsoft RotaryEmbedding",
-    opsets=(13, 24),
+    opsets=(14, 24),
     rotator=OrtRotator,
     attend=attend,
     attention_layout="bsd",

@@ -18,7 +18,7 @@ import tract
 from onnx import version_converter
 from onnx.reference import ReferenceEvaluator
 from onnxruntime.quantization import quantize_dynamic
-from onnxscript import optimizer
+from onnxscript import optimizer, rewriter
 
 HERE = Path(__file__).parent
 NODE_PACKAGES = ("onnxruntime-node", "onnxruntime-web")
@@ -53,6 +53,11 @@ def run_converted(model, feeds):
 def run_optimized(model, feeds):
     optimized = optimizer.optimize(onnx.load_from_string(model))
     return run_onnxruntime(optimized.SerializeToString(), feeds)
+
+
+def run_rewritten(model, feeds):
+    rewritten = rewriter.rewrite(onnx.load_from_string(model))
+    return run_onnxruntime(rewritten.SerializeToString(), feeds)
 
 
 def run_quantized(model, feeds, **options):
@@ -128,6 +133,7 @@ CONSUMERS = {
     "onnx.reference": run_reference,
     "onnx.version_converter": run_converted,
     "onnxscript.optimizer": run_optimized,
+    "onnxscript.rewriter": run_rewritten,
     "quantize_dynamic of MatMul": run_quantized_matmul,
     "quantize_dynamic": run_quantized,
 }
