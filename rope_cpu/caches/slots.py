@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -138,9 +140,14 @@ def slots_of_keys(cache: KVCache, slot_mapping: Batch | ArrayLike, layout: str) 
     return slots
 
 
-def round_slots(rounded: Array, computed: Array, slots: Array) -> None:
-    """Write the slots of a float32 array, rounded, to a cache of the same shape."""
+def round_slots(caches: Sequence[Array], computed: Sequence[Array], slots: Array) -> None:
+    """Write the slots of float32 arrays, rounded to float16, to caches of the same shapes.
+
+    All are rounded before the first is written: a lack of memory then leaves everything untouched.
+    """
     kept = slots[slots >= 0]
-    places = np.divmod(kept, rounded.shape[1])
+    places = np.divmod(kept, caches[0].shape[1])
     with np.errstate(over="ignore", under="ignore"):
-        rounded[places] = computed[places]
+        rounded = [x[places].astype(np.float16) for x in computed]
+    for cache, rows in zip(caches, rounded, strict=True):
+        cache.view(np.float16)[places] = rows

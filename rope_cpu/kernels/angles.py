@@ -102,12 +102,11 @@ def _write_cos_sin(sums, factors, row, cos, sin, n, t, head):
 
 
 @compile.device_function
-def _write_part(positions, frequencies, factors, cos, sin, part, parts):
-    """Write cos and sin for one of several equal parts of the tokens."""
-    batch, tokens, heads, pairs = cos.shape
+def _write_part(positions, frequencies, factors, cos, sin, sums, part, parts):
+    """Write cos and sin for one of several equal parts of the tokens. sums: (2, pairs), scratch."""
+    batch, tokens, heads, _ = cos.shape
     start = batch * tokens * part // parts
     stop = batch * tokens * (part + 1) // parts
-    sums = np.empty((2, pairs))
     for index in range(start, stop):
         n = index // tokens
         t = index % tokens
@@ -122,17 +121,20 @@ def _write_part(positions, frequencies, factors, cos, sin, part, parts):
 
 
 @partial(compile.device_function, parallel=True)
-def _write_in_parallel(positions, frequencies, factors, cos, sin, parts):
-    for part in prange(parts):
-        _write_part(positions, frequencies, factors, cos, sin, np.intp(part), parts)
+def _write_in_parallel(positions, frequencies, factors, cos, sin, sums, parts):
+    for index in prange(parts):
+        part = np.intp(index)
+        _write_part(positions, frequencies, factors, cos, sin, sums[part], part, parts)
 
 
 def _cos_sin(positions, frequencies, factors, cos, sin, threads):
     """Write cos and sin of positions times frequencies; see `cos_sin_kernel`."""
-    if threads > 1 and cos.size >= _PARALLEL_FROM:
-        _write_in_parallel(positions, frequencies, factors, cos, sin, threads)
+    parts = threads if cos.size >= _PARALLEL_FROM else 1
+    sums = np.empty((parts, 2, cos.shape[3]))
+    if parts > 1:
+        _write_in_parallel(positions, frequencies, factors, cos, sin, sums, parts)
     else:
-        _write_part(positions, frequencies, factors, cos, sin, np.intp(0), np.intp(1))
+        _write_part(positions, frequencies, factors, cos, sin, sums[0], np.intp(0), np.intp(1))
 
 
 @cache

@@ -62,6 +62,9 @@ CACHE_ELEMENTS = {
 
 _ZERO = np.float32(0)
 
+# float32 between the scratch memory of two threads, so that they write to no common cache line.
+_CACHE_LINES = 64
+
 # The rows of the array of norms. As literals each would be one more specialisation to compile.
 _QUERIES = np.intp(0)
 _KEYS = np.intp(1)
@@ -223,15 +226,11 @@ write_slot: Any = None
 
 
 def _append_part(step, scratch, part, parts):
-    """Write one of several equal parts of the tokens.
-
-    scratch: float32 (heads · (1 + width),): a number for each head, first its factor of the norm
-    and then that of int8, and room for the head vectors of a token.
-    """
+    """Write one of several equal parts of the tokens. scratch: that of `_append`."""
     table = table_view(step.cos_sin)
     keys = cache_of(step.key, step.key_scale)
     values = cache_of(step.value, step.value_scale)
-    memory = pointer(scratch)
+    memory = advance(pointer(scratch), part * (scratch.size // parts) * scratch.itemsize)
     rotary_dim = np.intp(0)
     for block in range(step.block_pairs.size):
         rotary_dim += 2 * step.block_pairs[block]
@@ -259,20 +258,25 @@ def _append_part(step, scratch, part, parts):
             write_slot(v_heads, values, page, place, v_norm, unrotated, memory)
 
 
-@partial(compile.device_function, inline=True)
-def _run_part(append_part, step, part, parts):
-    """Allocate the scratch memory of a part, which no other thread writes, and write the part."""
-    heads = max(step.q.shape[HEAD], step.k.shape[HEAD], step.v.shape[HEAD])
-    width = max(step.q.shape[ELEMENT], step.v.shape[ELEMENT])
-    scratch = np.empty(heads * (1 + width), np.float32)
-    call_at(append_part, (step, scratch, part, parts))
-
-
 @partial(compile.device_function, parallel=True)
-def _append_in_parallel(append_part, step, parts):
+def _append_in_parallel(append_part, step, scratch, parts):
     """Write several parts at a time."""
     for index in prange(parts):
-        _run_part(append_part, step, np.intp(index), parts)
+        call_at(append_part, (step, scratch, np.intp(index), parts))
+
+
+@compile.device_function
+def _scratch_size(step):
+    """Return the number of float32 that a part needs besides the arrays of the step.
+
+    They are a number for each head, first its factor of the norm and then that of int8, and for
+    int8 room for the head vectors of a token.
+    """
+    if step.norms.size + step.key_scale.size == 0:
+        return np.intp(0)
+    heads = max(step.q.shape[HEAD], step.k.shape[HEAD], step.v.shape[HEAD])
+    width = max(step.q.shape[ELEMENT], step.v.shape[ELEMENT])
+    return heads * (1 + width) + _CACHE_LINES
 
 
 # Checks of shapes and aliasing.
@@ -375,10 +379,13 @@ def _append(
     step = Step(
         q, k, v, q_out, key, value, key_scale, value_scale, slots, cos_sin, norms, block_pairs
     )
-    if threads > 1 and q.size + k.size + v.size >= PARALLEL_FROM:
-        _append_in_parallel(append_part, step, threads)
+    parts = threads if q.size + k.size + v.size >= PARALLEL_FROM else 1
+    # Of all parts, in one array: what a part raised inside a prange would be lost.
+    scratch = np.empty(parts * _scratch_size(step), np.float32)
+    if parts > 1:
+        _append_in_parallel(append_part, step, scratch, parts)
     else:
-        _run_part(append_part, step, np.intp(0), np.intp(1))
+        call_at(append_part, (step, scratch, np.intp(0), np.intp(1)))
     return DONE
 
 

@@ -13,13 +13,14 @@ from math import factorial, log
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import from_dtype, prange, types
+from numba import carray, from_dtype, prange, types
 
 from rope_cpu.kernels import compile
 from rope_cpu.kernels.append import CACHE_ELEMENTS, cache_of
 from rope_cpu.kernels.vectors import (
     address,
     advance,
+    byte_pointer,
     call_at,
     has_feature,
     joined,
@@ -78,6 +79,8 @@ class Step(NamedTuple):
     sinks: Any  # float32 (heads,), -inf for none
     softcap: Any  # float32, 0 for none
     states: Any  # float32 (states, heads, value width + 2)
+    rows: Any  # the number of queries of the largest item, filled up to a multiple of `ROWS`
+    scratch: Any  # int64 (threads, `scratch_size`)
     out: Any  # float32 (tokens, heads, value width), the results
 
 
@@ -398,30 +401,45 @@ def _attend_range(step, item, head, base, shared, scratch):
     _add_values(scratch.scores, values, seen, scratch.added)
 
 
+def scratch_size(rows: int, head_dim: int, value_dim: int) -> int:
+    """Return how many int64 the scratch memory of a thread takes; rows: that of `Step`."""
+    integers = 2 * RANGE + 2 * rows
+    floats = 2 * RANGE + rows * (head_dim + RANGE + 3 + value_dim + 2)
+    return integers + -(-floats // 2)
+
+
 @compile.device_function
-def _new_scratch(step, shared):
-    """Return memory for the largest item; shared: number of query heads of a key head."""
-    offsets = np.empty((2, RANGE), np.int64)
-    scales = np.ones((2, RANGE), np.float32)
+def _scratch_of(step, part):
+    """Return the scratch memory of a part, which the caller of the kernel allocated."""
+    memory = advance(byte_pointer(pointer(step.scratch)), part * step.scratch.strides[0])
+    offsets = carray(memory, (2, RANGE), np.int64)
+    memory = advance(memory, offsets.nbytes)
+    seen = carray(memory, (step.rows, 2), np.int64)
+    memory = advance(memory, seen.nbytes)
+    scales = carray(memory, (2, RANGE), np.float32)
+    memory = advance(memory, scales.nbytes)
+    q = carray(memory, (step.rows, step.q.shape[2]), np.float32)
+    memory = advance(memory, q.nbytes)
+    scores = carray(memory, (step.rows, RANGE + 3), np.float32)
+    memory = advance(memory, scores.nbytes)
+    added = carray(memory, (step.rows, step.states.shape[2]), np.float32)
+    scales[:] = 1
+    q[:] = 0
     keys = _Vectors(cache_of(step.key, step.key_scale), offsets[0], scales[0])
     values = _Vectors(cache_of(step.value, step.value_scale), offsets[1], scales[1])
-    rows = -(-step.items["tokens"].max() * shared // ROWS) * ROWS
-    q = np.zeros((rows, step.q.shape[2]), np.float32)
-    scores = np.empty((rows, RANGE + 3), np.float32)
-    added = np.empty((rows, step.states.shape[2]), np.float32)
-    return _Scratch(q, keys, values, scores, np.empty((rows, 2), np.int64), added)
+    return _Scratch(q, keys, values, scores, seen, added)
 
 
 def _attend_part(step, part, parts):
     """Write the states of one of several parts of the items and key heads."""
     kv_heads = step.key.shape[2]
     shared = step.q.shape[1] // kv_heads
-    scratch = _new_scratch(step, shared)
+    scratch = _scratch_of(step, part)
     # Where heads are neighbours in memory, the processor loads some of the next one ahead. So a
     # thread takes all heads of an item, unless there are too few items to keep all threads busy.
     heads = kv_heads if len(step.items) >= 8 * parts else 1
-    groups = range(part, len(step.items) * kv_heads // heads, parts)
-    for turn in range(len(groups) * heads):
+    groups = (len(step.items) * kv_heads // heads - part + parts - 1) // parts
+    for turn in range(groups * heads):
         index = (part + turn // heads * parts) * heads + turn % heads
         item = step.items[index // kv_heads]
         head = index % kv_heads
@@ -441,7 +459,8 @@ def _attend_part(step, part, parts):
 
 def _finish_part(step, part, parts):
     """Write the results of some tokens."""
-    for token in range(part, len(step.out), parts):
+    for turn in range((len(step.out) - part + parts - 1) // parts):
+        token = part + turn * parts
         first = step.first_states[token]
         for head, sink in enumerate(step.sinks):
             state = step.states[first, head]
@@ -489,6 +508,8 @@ def _step_types(dtype: str) -> Step:
         sinks=types.float32[::1],
         softcap=types.float32,
         states=types.float32[:, :, ::1],
+        rows=types.intp,
+        scratch=types.int64[:, ::1],
         out=types.float32[:, :, ::1],
     )
 

@@ -105,8 +105,8 @@ def compile_part(
 
     Numba optimises the code of a function again in each function that it is linked into, and a
     prange has four wrappers: with their parts linked, the kernels of caches took up to twice as
-    long to compile. A part returns nothing; what it raises is raised in its caller
-    (`vectors.call_at`).
+    long to compile. A part returns nothing, and it neither raises nor allocates: what is raised
+    inside a prange is lost. Its caller allocates the memory that it needs.
     """
     return _compile_or_load(_named_copy(function, name, functions), signature, _PART_OPTIONS)
 
@@ -176,8 +176,9 @@ def _compile_or_load(
 
     Warn if the cache cannot be used.
 
-    Every exception is blamed on the cache, because reading a damaged file can raise any. An error
-    of the compiler is raised again by the second compilation, which does not use the cache.
+    Every exception but a lack of memory is blamed on the cache, because reading a damaged file can
+    raise any. An error of the compiler is raised again by the second compilation, which does not
+    use the cache.
     """
     _check_compiler()
     cached = njit(**options)(kernel)
@@ -188,6 +189,8 @@ def _compile_or_load(
             _log_once(str(folder))
         cached.compile(signature)
         return cached
+    except MemoryError:
+        raise
     except Exception as error:
         uncached = njit(**options)(kernel)
         uncached.compile(signature)

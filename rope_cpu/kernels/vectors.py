@@ -215,7 +215,7 @@ def byte_pointer(typing: Any, start: Any) -> Any:
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.bitcast(args[0], _I8.as_pointer())
 
-    return types.CPointer(types.int8)(start), emit
+    return types.voidptr(start), emit
 
 
 @intrinsic
@@ -232,7 +232,8 @@ def address(typing: Any, start: Any) -> Any:
 def call_at(typing: Any, function_address: Any, arguments: Any) -> Any:
     """Call the function at an address, which returns nothing, with a tuple of arguments.
 
-    The types of the arguments are those that the function was compiled for; nothing is checked.
+    The types of the arguments are those that the function was compiled for; nothing is checked. The
+    function raises nothing: inside a prange it would be lost.
     """
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -241,9 +242,7 @@ def call_at(typing: Any, function_address: Any, arguments: Any) -> Any:
         function_type = convention.get_function_type(types.none, kinds)
         function = builder.inttoptr(args[0], function_type.as_pointer())
         values = cgutils.unpack_tuple(builder, args[1])
-        status, _ = convention.call_function(builder, function, types.none, kinds, values)
-        with cgutils.if_unlikely(builder, status.is_error):
-            convention.return_status_propagate(builder, status)
+        convention.call_function(builder, function, types.none, kinds, values)
         return context.get_dummy_value()
 
     return types.void(types.intp, arguments), emit

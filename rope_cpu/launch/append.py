@@ -169,8 +169,7 @@ def _launch_copies(
     if not launch(rotation.cos_sin, arrays, target, slots, norms):
         return False
     if cache_dtype != cache._dtype_name:
-        for rounded, computed in zip(cache._kernel_arrays[:2], target[:2], strict=True):
-            round_slots(rounded.view(np.float16), computed, slots)
+        round_slots(cache._kernel_arrays[:2], target[:2], slots)
     return True
 
 

@@ -19,10 +19,12 @@ from rope_cpu.kernels import threads
 from rope_cpu.kernels.attention import (
     ITEM,
     RANGE,
+    ROWS,
     Item,
     Step,
     attention_kernel,
     attention_part,
+    scratch_size,
 )
 from rope_cpu.kernels.compile import address_of
 from rope_cpu.launch.append import refuse_float64
@@ -90,6 +92,8 @@ def attention(
         If an argument has another type, dtype, shape or range, if `cache` has another page size
         than `batch` or too few pages, if a page that is attended to was given back, or if `out`
         shares memory with an input. Nothing is written then.
+    MemoryError
+        If memory is lacking. Nothing is written then.
 
     Notes
     -----
@@ -148,6 +152,7 @@ class _Work(NamedTuple):
 
     first_states: (tokens + 1,), where the states of each token start, and `states`, their number.
     pages_needed: number of pages that a cache must have. scores: number of scores of a head.
+    tokens: of the largest item.
     """
 
     items: Array
@@ -155,6 +160,7 @@ class _Work(NamedTuple):
     states: int
     pages_needed: int
     scores: int
+    tokens: int
 
 
 def _work(batch: Batch, window: int, shared: int) -> _Work:
@@ -199,7 +205,8 @@ def _divided(batch: Batch, window: int, tile: int) -> _Work:
     is_split = items["step"] > 1
     items["stop"][is_split] = np.minimum(items["start"] + RANGE, items["stop"])[is_split]
     scores = int(np.minimum(arrays.cache_position + 1, window).sum())
-    return _Work(items, first_states, int(first_states[-1]), pages_needed, scores)
+    largest = int(tokens.max(initial=0))
+    return _Work(items, first_states, int(first_states[-1]), pages_needed, scores, largest)
 
 
 def _members(counts: Int64) -> tuple[Int64, Int64]:
@@ -319,6 +326,7 @@ def _launch(
     _, heads, width = q.shape
     if work.scores * heads * width < _PARALLEL_FROM:
         usable = 1
+    rows = -(-work.tokens * (heads // cache.kv_heads) // ROWS) * ROWS
     step = Step(
         q=q,
         key=key,
@@ -329,6 +337,8 @@ def _launch(
         items=work.items,
         first_states=work.first_states,
         states=np.empty((work.states, heads, cache.value_dim + 2), np.float32),
+        rows=rows,
+        scratch=np.empty((usable, scratch_size(rows, width, cache.value_dim)), np.int64),
         out=out,
         **numbers,
     )

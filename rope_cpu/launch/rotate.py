@@ -186,7 +186,7 @@ def rotate_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:
     usable = 1 if threads.serial else threads.limit
     kernel(address_of(part), keys, runs, rotation.cos_sin, rotation.heads.block_pairs, usable)
     if name != cache._dtype_name:
-        round_slots(cache._kernel_arrays[0].view(np.float16), keys, slots)
+        round_slots(cache._kernel_arrays[:1], [keys], slots)
 
 
 def _check_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:

@@ -249,6 +249,8 @@ class RotaryPlan:
             If an argument does not fit. Nothing is written then. float64 is refused, because the
             kernels compute in float32; so are plans that do not come from `RotaryEmbedding.plan`,
             and plans of the inverse.
+        MemoryError
+            If memory is lacking. Nothing is written then.
 
         Notes
         -----

@@ -1,7 +1,6 @@
 """rope_cpu.attention: against float64, its bits, and memory that it must not read."""
 
 import gc
-import sys
 import weakref
 
 import numpy as np
@@ -453,31 +452,3 @@ def test_processors_without_float16_give_the_same_bits(monkeypatch, rng):
     expected = call.run(*placed)
     monkeypatch.setattr(arrays, "converts_float16", lambda: False)
     steps.assert_same_bits(call.run(*placed), expected)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_lack_of_memory_is_raised(count, run_program):
-    """The scratch memory of many heads, which a part of the kernel allocates.
-
-    NUMBA_NUM_THREADS allows two threads where this process may use one core.
-    """
-    program = f"""
-    import resource
-    import numpy as np, rope_cpu
-
-    rope_cpu.set_num_threads({count})
-    cache = rope_cpu.KVCache(*np.ones((2, 1, 16, 1, 4), np.float32))
-    batch = rope_cpu.Batch(seq_lens=[16], query_lens=[8], page_table=[[0]], page_size=16)
-    few = np.ones((8, 8, 4), np.float32)
-    many = np.ones((8, 2**16, 4), np.float32)
-    rope_cpu.attention(few, cache, batch)
-    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, resource.RLIM_INFINITY))
-    try:
-        rope_cpu.attention(many, cache, batch)
-    except (MemoryError, SystemError):  # SystemError from the threads of a prange
-        print("raised")
-    """
-    out, _ = run_program(program, env={"NUMBA_NUM_THREADS": "2"})
-    assert out.split() == ["raised"]
