@@ -22,8 +22,10 @@ from rope_cpu.kernels import threads
 
 # Numba's cache notices a change in the file of a kernel, but not in the other files whose functions
 # the kernel calls, nor that a process of one thread has loops instead of `prange`. A hash of all
-# sources and of the latter is therefore a part of every kernel's name.
-_SOURCES = {file.name: file for file in resources.files(__package__).iterdir()}
+# sources and of the latter is therefore a part of every kernel's name. PyInstaller leaves no folder
+# of sources, and Numba caches nothing then.
+_FOLDER = resources.files(__package__)
+_SOURCES = {file.name: file for file in _FOLDER.iterdir()} if _FOLDER.is_dir() else {}
 _VERSION = hashlib.sha256(
     b"".join(_SOURCES[name].read_bytes() for name in sorted(_SOURCES) if name.endswith(".py"))
     + (b"parallel" if threads.PARALLEL else b"serial")

@@ -139,6 +139,20 @@ def test_kernels_of_an_archive_are_cached(suffix, tmp_path, installed, run_progr
 
 
 @pytest.mark.processes
+def test_without_a_folder_of_sources(run_program):
+    """PyInstaller puts modules into its executable."""
+    program = """
+    import pathlib
+    from importlib import resources
+    found = resources.files
+    resources.files = lambda x: pathlib.Path("none") if x == "rope_cpu.kernels" else found(x)
+    import rope_cpu
+    print(rope_cpu.RotaryEmbedding(8).rotary_dim)
+    """
+    assert run_program(program)[0] == "8\n"
+
+
+@pytest.mark.processes
 @pytest.mark.skipif(sys.platform == "win32", reason="no modes")
 def test_nobody_else_may_write_to_the_cache(tmp_path, installed, run_program):
     program = f"import os; os.umask(0)\n{textwrap.dedent(ONE_KERNEL)}"
