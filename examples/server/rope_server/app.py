@@ -145,7 +145,7 @@ class Gate:
 
     def __init__(self, app: Any, hosts: Collection[str]) -> None:
         self._app = app
-        self._hosts = hosts
+        self._hosts = [host.lower() for host in hosts]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve a request of ASGI."""

@@ -244,6 +244,13 @@ def test_heads_of_requests(server, raw, status):
         assert connection.recv(100).split()[1] == status
 
 
+def test_the_case_of_an_allowed_host_is_ignored(llama):
+    client = TestClient(create_app(llama.folder, Settings(), ["Model.Example"]))
+    hosts = ("model.example", "MODEL.example:80", "example")
+    statuses = [client.get("/", headers={"Host": host}).status_code for host in hosts]
+    assert statuses == [200, 200, 421]
+
+
 def leave_whole(address, body):
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(address, json=body, timeout=0.1)
