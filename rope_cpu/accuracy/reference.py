@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -74,12 +75,12 @@ def rotation(
     x_float64 = x.astype(np.float64)
     exact = Exact(x_float64.copy(), np.zeros_like(x_float64))
     bound = np.zeros_like(x_float64)
-    heads = x.shape[2]
     frequency_heads = cos.high.shape[2]
-    for head in range(heads):  # the intermediate arrays of one head fit the cache
-        group = head * frequency_heads // heads
-        head_cos = cos[:, :, group]
-        head_sin = sin[:, :, group]
+    shared = x.shape[2] // frequency_heads
+    for group in range(frequency_heads):
+        head = slice(group * shared, (group + 1) * shared)
+        head_cos = cos[:, :, group : group + 1]
+        head_sin = sin[:, :, group : group + 1]
         x_a = x_float64[:, :, head, first]
         x_b = x_float64[:, :, head, second]
         y_a = _add(_multiply_float64(x_a, head_cos), _multiply_float64(-x_b, head_sin))
@@ -164,6 +165,7 @@ def _exact_cos_sin(inv_freq: Float64, positions: Float64) -> tuple[Exact, Exact]
     return cos, sin
 
 
+@lru_cache(maxsize=1024)
 def _cos_sin_of_powers(step: Fraction, bits: int) -> list[tuple[float, float, float, float]]:
     """Return cos and sin of step·2^n for each n below `bits`, each as two float64."""
     # The series is for small angles; squarings undo the halvings.
