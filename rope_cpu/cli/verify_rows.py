@@ -22,6 +22,7 @@ from rope_cpu.export.validation.report import Outcome, Report
 TOKENS = 512  # of the prefill
 CACHED = 63  # tokens before the decode step of attention
 MAX_POSITIONS = 1024  # rows of the tables of ONNX models
+OTHER_PAIRING_DTYPE = "float32"  # of the pairing that is not the config's
 ATTENTION_DTYPES = ("float32", "bfloat16")
 
 # The numbers of query heads and of key/value heads.
@@ -66,9 +67,15 @@ def pairing(rope: RotaryEmbedding) -> str:
 
 
 def rows(rope: RotaryEmbedding, heads: Heads) -> Iterator[Row]:
-    """Yield the rows of the rotation in both pairings, and of attention in its own."""
-    for dtype in DTYPES:
-        for paired in in_both_pairings(rope.spec):
+    """Yield the rows of the rotation in every dtype, and of attention.
+
+    Each pairing of each dtype is a kernel that takes seconds to compile. The pairing that is not
+    the config's is therefore verified in one dtype.
+    """
+    half, interleaved = in_both_pairings(rope.spec)
+    other = half if rope.interleaved else interleaved
+    for paired, dtypes in ((rope, DTYPES), (other, (OTHER_PAIRING_DTYPE,))):
+        for dtype in dtypes:
             labels = ("rotation", dtype, pairing(paired))
             yield Row(*labels, "numpy", numpy_rotation(paired, heads, DTYPES[dtype]))
             yield from _exported_rows(labels, paired, heads)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rope_cpu import RotaryEmbedding
+from rope_cpu.array_types import DTYPES
 from rope_cpu.cli import main as cli
 from rope_cpu.cli import verify_rows
 from rope_cpu.export.targets import TARGETS
@@ -51,8 +52,11 @@ def test_a_row_for_numpy_and_for_each_target(run):
     assert found.code == 0
     (rows,) = found.layers.values()
     ways = ["numpy", *TARGETS]
-    assert [row["by"] for row in rows if row["part"] == "rotation"] == 8 * ways
-    assert [row["by"] for row in rows if row["part"] == "attention"] == 2 * ways
+    labels = [(row["part"], row["dtype"], row["pairing"], row["by"]) for row in rows]
+    verified = [("rotation", name, "half-split") for name in DTYPES]
+    verified.append(("rotation", "float32", "interleaved"))
+    verified += [("attention", name, "half-split") for name in ("float32", "bfloat16")]
+    assert labels == [(*what, way) for what in verified for way in ways]
     offered = [row for row in rows if row["verdict"] != "not offered"]
     for row in offered:
         assert row["verdict"] == "ok"
