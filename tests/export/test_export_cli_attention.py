@@ -170,18 +170,12 @@ NUMBER = "; its value must be a number above 0, or none"
 @pytest.mark.parametrize(
     ("config", "arguments", "text"),
     [
-        (LLAMA, ("--opset", "99"), "`opset` is 99; it must be from 23 to 24"),
-        (LLAMA, ("--name-prefix", "a b"), "`name_prefix` is 'a b'; it must be at most"),
-        (LLAMA, ("--dtype", "float64"), "`dtype` is 'float64'; it must be one of float32"),
-        (LLAMA, ("--mask", "bool", "--cache", "shared"), "`mask` is 'bool'; it must be left out"),
-        (LLAMA | {"head_dim": 20}, ("--target", "ort"), "`head_dim` is 20; it must be a mul"),
         (
             LLAMA,
             ("--cache", "shared", "--dtype", "float16"),
             "whole shared cache to float32 at every step; targets 'primitive' and 'onnx' can expr",
         ),
         (LLAMA | {"max_position_embeddings": 0}, ("--target", "ort"), "`max_position_embeddings`"),
-        (LLAMA, ("--layout", "sbhd"), "`layout` is 'sbhd'; it must be one of bhsd, bshd, bsd"),
         (GEMMA2, ("--weights", "a", "--layer-type", FULL), "--weights and --layer-type are both g"),
         (LLAMA, ("--seq-len", "5"), "--seq-len is 5, but rope type 'default' is the same at"),
         (UNKNOWN, settings(STATED), "`model_type` is 'mymodel', so the pairing is not known"),
