@@ -396,7 +396,7 @@ def changed(config: ModelConfig, departures: Mapping[str, Any]) -> Attention:
     facts = config.attention
     for name, value in departures.items():
         own = getattr(facts, name)
-        if config.is_known and not own and value is None:
+        if config.unknown_type is None and not own and value is None:
             raise UsageError(f"--set {name} is none, but the model has no {name}; drop it")
         if value is None and isinstance(own, bool):
             value = False

@@ -244,9 +244,11 @@ def attention_layer(
     check_known(parsed)
     facts = parsed.attention
     if facts.bidirectional_tokens is not None and facts.causal:
+        key = "use_bidirectional_attention"
+        without = f" without `{key}`" if parsed.values.get(key) else ""
         raise ValueError(
             f"the model has bidirectional attention among tokens of {facts.bidirectional_tokens}; "
-            "give its `text_config` for causal attention, as for text"
+            f"give its `text_config`{without} for causal attention, as for text"
         )
     count = len(parsed.layers.entries)
     if number >= count:
@@ -261,13 +263,13 @@ def attention_layer(
 def check_known(config: ModelConfig, stated: Container[str] = ()) -> None:
     """Raise ValueError for an unknown model type unless all of its attention is stated."""
     missing = [name for name in ASSUMED if name not in stated]
-    if config.is_known or not missing:
+    if config.unknown_type is None or not missing:
         return
     keys = [key for key, value in config.values.items() if value and TELLING.search(str(key))]
     meaning = f", nor the meaning of {cut(', '.join(keys))}" if keys else ""
     settings = " ".join(f"--set {name}={ASSUMED[name]}" for name in missing)
     raise ValueError(
-        f"`model_type` is {shown(config.model_type)}, whose attention is not known "
+        f"`model_type` is {config.unknown_type}, whose attention is not known "
         f"({', '.join(missing)}){meaning}; give `AttentionLayer` or `export_attention` these "
         f"arguments yourself, or state each to the command: {settings}"
     )
@@ -350,7 +352,12 @@ def _inexpressible_parts(facts: Attention) -> Iterator[str]:
     if facts.latent:
         yield "latent attention (kv_lora_rank), of which only a part of each head rotates"
     if facts.qk_norm == "after" and facts.norm_weighted:
-        yield "norms of queries and keys after the rotation"
+        factors = " · ".join(filter(None, ("the weights of both norms", facts.query_weights)))
+        scale = "" if facts.scale is None else f", and scale={facts.scale:g}"
+        yield (
+            "norms of queries and keys after the rotation (norm without weights, and multiply "
+            f'queries by {factors}{scale}, as in "Norms of queries and keys" of docs/serving.md)'
+        )
     if facts.qk_norm is not None and facts.norm_other is not None:
         yield f"norms of queries and keys other than of each head: {facts.norm_other}"
     if facts.own_cache:

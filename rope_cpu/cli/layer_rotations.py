@@ -118,7 +118,7 @@ def layer_rotations(
     names: list[str | None] = [layer_type]
     if layer_type is None and by_type:
         names = [label or None for label in by_type]
-    attention = config.attention if config.is_known else None
+    attention = config.attention if config.unknown_type is None else None
     for name in names:
         layers = name or ("all rotated layers" if _has_unrotated_layers(config) else "all layers")
         rotation = _layer_rotation(config, name, interleaved, escaped(layers))

@@ -282,6 +282,8 @@ def _calls(attention: Attention, kinds: list[str]) -> Iterator[Fact]:
 def _parts_without_argument(attention: Attention) -> Iterator[str]:
     """Yield the parts of a model's attention that no argument of `attention` expresses."""
     yield from attention.unusual_parts()
+    if attention.query_weights is not None:
+        yield f"queries times {attention.query_weights}, after their norm"
     if attention.query_scale is not None:
         yield f"queries scaled by their position, by {attention.query_scale}"
     if not attention.causal:

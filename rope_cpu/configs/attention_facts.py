@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rope_cpu.arguments import scalars
 from rope_cpu.arguments.texts import cut, shown
+from rope_cpu.configs.attention_keys import READ, unread_key
 from rope_cpu.configs.keys import objects
-from rope_cpu.configs.layers import FULL, SLIDING, window
+from rope_cpu.configs.layers import FULL, SLIDING, rule_keys, window
 from rope_cpu.configs.model_types import data, model_facts, value_at
+from rope_cpu.configs.quirks import quirks_of
 from rope_cpu.configs.rope_parameters import is_latent
 
 # From a property of an attention class to its model types; see tests/peers/test_attention_facts.py.
@@ -19,7 +21,8 @@ FACTS: Mapping[str, Any] = data("attention.json")
 
 # Letters of a class' name that follow those of its family, and ends that only model types have.
 # Other tasks than these have an attention of their own, such as the blocks of diffusion.
-_CLASS_KIND = "(text|vision)?(lmhead)?(model)?(for(?!.*(diffusion|bidirectional|eagle|draft)).+)?"
+_OTHER_TASKS = "diffusion|bidirectional|eagle|draft"
+_CLASS_KIND = f"(text|vision)?(lmhead)?(model)?(for(?!.*({_OTHER_TASKS})).+)?"
 _TYPE_END = re.compile("(_text|_model|_module)+$")
 
 # Names of layer types whose queries attend to all keys, or to those of a window.
@@ -61,6 +64,8 @@ class Attention:
         The c of c·tanh(score/c).
     scale : float, optional
         Factor on the scores; None for head_dim^-½.
+    query_weights : str, optional
+        Formula of factors on the elements of queries, after their norm, from a tensor.
     query_scale : str, optional
         Formula of a scale of queries by their position.
     unrotated_query_scale : str, optional
@@ -89,6 +94,7 @@ class Attention:
     window_in_all_layers: bool = False
     softcap: float | None = None
     scale: float | None = None
+    query_weights: str | None = None
     query_scale: str | None = None
     unrotated_query_scale: str | None = None
     bidirectional_tokens: str | None = None
@@ -102,19 +108,20 @@ class Attention:
         model_types: Set[str | None],
         values: Mapping[str, Any],
         source: Mapping[str, Any] | None = None,
+        beside: Mapping[str, Any] | None = None,
     ) -> Attention:
         """Return the attention of a model.
 
         model_types: its model type, and the one it inherits facts from. values: its config under
         standard names. source: the whole file, perhaps of a multimodal model, with a type of its
-        own.
+        own. beside: the keys of that file which are not those of the language model.
         """
         source = source or {}
         if "num_attention_heads" not in source:  # otherwise it is the language model's own file
             model_types = {*model_types, source.get("model_type")}
         tokens = _bidirectional_tokens(model_types, values)
         uses_mla = "kv_lora_rank" in values and bool(values.get("use_mla", True))
-        return cls(
+        facts = cls(
             causal=tokens is not None or _is_causal(model_types, values),
             latent=is_latent(values) or uses_mla,
             sinks=_has(model_types, "sinks"),
@@ -129,6 +136,7 @@ class Attention:
             window_in_all_layers=_has(model_types, "window_in_all_layers"),
             softcap=_optional_number("attn_logit_softcapping", values),
             scale=_scale(model_types, values),
+            query_weights=_fact_by_type("query_weights", model_types, None),
             query_scale=_query_scale(model_types, values),
             unrotated_query_scale=_unrotated_query_scale(model_types, values),
             bidirectional_tokens=tokens,
@@ -136,6 +144,8 @@ class Attention:
             own_cache=_fact_by_type("own_cache", model_types, None),
             other=_other_class(values, source) or _other(model_types, values),
         )
+        other = facts.other or _unread(model_types, values, beside or {}, facts)
+        return replace(facts, other=other)
 
     def unusual_parts(self) -> Iterator[str]:
         """Yield the parts that neither a server's calls nor an export express."""
@@ -160,6 +170,53 @@ class Attention:
             f"(`sliding_window`), and the layer type is {shown(layer_type)}; add `layer_types` to "
             "the config, or give --set window=N, or window=none for all keys, to the command"
         )
+
+
+def _unread(
+    model_types: Set[str | None],
+    values: Mapping[str, Any],
+    beside: Mapping[str, Any],
+    facts: Attention,
+) -> str | None:
+    """Return a text on a key of attention, in the config or beside it, that nothing reads.
+
+    None for an unknown model type, of which every part is to be stated.
+    """
+    if all(model_facts(str(name)) is None for name in model_types):
+        return None
+    is_bidirectional = not facts.causal or facts.bidirectional_tokens is not None
+    states = vars(facts) | {"bidirectional": is_bidirectional}
+    read = _read_keys(model_types, values, facts)
+    if not _has_windows(model_types, values):
+        states["window"] = None
+        read -= {"sliding_window"}
+    others = {key: value for key, value in beside.items() if values.get(key) != value}
+    text = unread_key(values, model_types, states, read)
+    return text or unread_key(others, model_types, states)
+
+
+def _read_keys(
+    model_types: Set[str | None], values: Mapping[str, Any], facts: Attention
+) -> set[str]:
+    """Return the keys that facts, rows, quirks and layer types of some model types come from."""
+    keys: set[Any] = {*READ, *FACTS["other_keys"], *rule_keys(model_types)}
+    rows = [row for name in model_types if (row := model_facts(str(name))) is not None]
+    for row in rows:
+        keys |= {*row.names.values(), *row.unrotated.values(), *row.refuse, *row.ignored}
+    keys |= {key for name in model_types for quirk in quirks_of(name) for key in quirk.keys}
+    if facts.unrotated_query_scale is None:
+        scales = FACTS["query_scale"].items()
+        keys |= {key for key, formula in scales if formula == facts.query_scale}
+    if facts.scale == _scale_of_scalar(values):
+        keys.add("query_pre_attn_scalar")
+    return {part for key in keys for part in key.split(".")}
+
+
+def _has_windows(model_types: Set[str | None], values: Mapping[str, Any]) -> bool:
+    """Return True if a model's code reads a window, or the config may have layers with one."""
+    rows = [model_facts(str(name)) for name in model_types]
+    is_own = any(row and "sliding_window" in {*row.defaults, *row.names} for row in rows)
+    return is_own or not {*values.get("layer_types", WINDOW_LAYERS)}.isdisjoint(WINDOW_LAYERS)
 
 
 def _has(model_types: Set[str | None], fact: str) -> bool:
@@ -187,12 +244,17 @@ def _optional_integer(key: str, values: Mapping[str, Any]) -> int | None:
 
 def _scale(model_types: Set[str | None], values: Mapping[str, Any]) -> float | None:
     """Return the factor on the scores, None for head_dim^-½."""
-    query_scalar = _optional_number("query_pre_attn_scalar", values)
     scale = _optional_number("attention_multiplier", values)
-    if scale is None and query_scalar:
-        scale = query_scalar**-0.5
+    if scale is None:
+        scale = _scale_of_scalar(values)
     from_table: float | None = _fact_by_type("scale", model_types, scale)
     return from_table
+
+
+def _scale_of_scalar(values: Mapping[str, Any]) -> float | None:
+    """Return the factor on the scores that the scalar of a config stands for."""
+    query_scalar = _optional_number("query_pre_attn_scalar", values)
+    return query_scalar**-0.5 if query_scalar else None
 
 
 def _query_scale(model_types: Set[str | None], values: Mapping[str, Any]) -> str | None:
@@ -225,11 +287,21 @@ def _other_class(values: Mapping[str, Any], source: Mapping[str, Any]) -> str | 
     configs = (source,) if values.get(key) == source.get(key) else (source, values)
     for config in configs:
         model_type = str(config.get("model_type"))
-        names = config.get(key) or ()
-        for name in names if isinstance(names, list | tuple) else (names,):
+        for key, name in _classes(config):
             if not _has_class(model_type, name):
                 return f"`{key}` has {shown(name)}, no class of model type {cut(model_type)}"
     return None
+
+
+def _classes(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the classes that a config names, each with the key that names it."""
+    names = config.get("architectures") or ()
+    for name in names if isinstance(names, list | tuple) else (names,):
+        yield "architectures", name
+    own_code = config.get("auto_map")
+    for auto_class, path in own_code.items() if isinstance(own_code, Mapping) else ():
+        if str(auto_class).startswith("AutoModel") and isinstance(path, str):
+            yield "auto_map", path
 
 
 def _has_class(model_type: str, name: object) -> bool:
@@ -245,7 +317,9 @@ def _has_class(model_type: str, name: object) -> bool:
     families = [_TYPE_END.sub("", name) for name in types]
     families += [family for name in types for family in FACTS["families"].get(name, ())]
     pattern = f"({'|'.join(map(_letters, families))}){_CLASS_KIND}"
-    return re.fullmatch(pattern, _letters(name)) is not None
+    module, _, class_name = str(name).rpartition(".")  # without a module in `architectures`
+    is_other_task = re.search(_OTHER_TASKS, _letters(module))
+    return not is_other_task and re.fullmatch(pattern, _letters(class_name)) is not None
 
 
 def _letters(name: object) -> str:

@@ -157,6 +157,11 @@ def derived_layer_types(model_types: Set[str | None], values: Config) -> dict[st
     return {"layer_types": layer_types}
 
 
+def rule_keys(model_types: Set[str | None]) -> set[str]:
+    """Return the keys from which the code of some model types derives `layer_types`."""
+    return {_DATA[_RULES[name]][name][0] for name in model_types if name in _RULES}
+
+
 def window(values: Config) -> int | None:
     """Return the number of keys that a query attends to, None without a window."""
     if not values.get("use_sliding_window", True):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
+from rope_cpu.arguments.texts import shown
 from rope_cpu.configs.attention_facts import Attention
 from rope_cpu.configs.layers import ModelLayers, model_layers, value_of_layers
 from rope_cpu.configs.model_types import ModelFacts
@@ -54,6 +55,8 @@ class ModelConfig(ABC):
         The row of the model type in the model table.
     is_known : bool
         Whether the model type is in the model table.
+    unknown_whole : str, optional
+        The model type of the file around this part, in quotes, if its attention is not known.
     pairing_note : str, optional
         What to know about the pairing, for `rope-cpu show`.
     position_note : str, optional
@@ -75,6 +78,7 @@ class ModelConfig(ABC):
     rope_parameters: Mapping[str, RopeParameters | None] = field(default_factory=dict)
     facts: ModelFacts = field(default_factory=ModelFacts, repr=False)
     is_known: bool = True
+    unknown_whole: str | None = None
     pairing_note: str | None = None
     position_note: str | None = None
     axes: Sequence[str] = ("token",)
@@ -127,6 +131,11 @@ class ModelConfig(ABC):
     @abstractmethod
     def _build_spec(self, selection: Selection) -> RopeSpec:
         """Return the rotation of the selected layers; see `spec`."""
+
+    @property
+    def unknown_type(self) -> str | None:
+        """The model type whose attention is not known, in quotes; None if it is known."""
+        return self.unknown_whole if self.is_known else shown(self.model_type)
 
     @cached_property
     def layers(self) -> ModelLayers:

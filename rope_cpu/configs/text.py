@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +11,7 @@ from rope_cpu.arguments import scalars
 from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.arguments.texts import did_you_mean, shown
 from rope_cpu.configs import keys, layers, model_types, quirks, rope_parameters
-from rope_cpu.configs.attention_facts import Attention
+from rope_cpu.configs.attention_facts import FACTS, Attention
 from rope_cpu.configs.model_config import ModelConfig, Selection
 from rope_cpu.configs.model_types import ModelFacts, model_facts
 from rope_cpu.frequencies import axes, scaling
@@ -34,13 +34,16 @@ class TextConfig(ModelConfig):
     """The config of a language model.
 
     `values` with keys under standard names and `rope_parameters` are sufficient for a spec.
+    `beside` has the keys of the file of a known type around it, {} for a file of its own.
     """
+
+    beside: Config = field(default_factory=dict)
 
     @property
     def attention(self) -> Attention:
         """The parts of the model's attention besides the rotation."""
         types = {self.model_type, self.facts.like}
-        return Attention.from_values(types, self.values, self.source)
+        return Attention.from_values(types, self.values, self.source, self.beside)
 
     def _build_spec(self, selection: Selection) -> RopeSpec:
         """Pick the rope parameters of the layers and build their spec."""
@@ -112,7 +115,8 @@ def parse(raw: Config) -> TextConfig:
     Raises ValueError or TypeError if the model is not rotated, or if its rope parameters are
     malformed.
     """
-    text, known_facts = language_model(raw)
+    text, known_facts, whole = language_model(raw)
+    unknown_whole = None if whole in (None, *FACTS["wholes"]) else shown(whole)
     facts = known_facts or ModelFacts()
     changes = quirks.quirks_of(text.get("model_type"))
     # Without defaults, since a value of the file must not be mistaken for one of the model type.
@@ -130,18 +134,21 @@ def parse(raw: Config) -> TextConfig:
             sections[layer_type] = None
     return TextConfig(
         source=raw,
+        beside={} if unknown_whole or raw.keys() <= text.keys() else raw,
         model_type=values.get("model_type"),
         values=values,
         rope_parameters=sections,
         facts=facts,
         is_known=known_facts is not None,
+        unknown_whole=unknown_whole,
     )
 
 
-def language_model(raw: Config) -> tuple[Config, ModelFacts | None]:
+def language_model(raw: Config) -> tuple[Config, ModelFacts | None, str | None]:
     """Return the config of the language model in `raw`, or `raw` itself, and the facts of its type.
 
-    The facts are None for an unknown model type.
+    The facts are None for an unknown model type. The third value is the unknown model type of a
+    file around the language model, None without one.
     """
     keys.check_containers(raw)
     raw = _with_model_type(raw)
@@ -150,12 +157,12 @@ def language_model(raw: Config) -> tuple[Config, ModelFacts | None]:
         for key in keys.KEYS["parts"]:
             if isinstance(raw.get(key), Mapping):
                 keys.refuse_unread_beside(raw, key)
-                return language_model(raw[key])
+                return *language_model(raw[key])[:2], raw.get("model_type") or ""
         keys.refuse_unread_part(raw, {})
-        return raw, None
+        return raw, None, None
     if facts.part is None:
         keys.refuse_unread_part(raw, facts.names)
-        return raw, facts
+        return raw, facts, None
     part_key, part_type = facts.part
     part_facts = model_facts(part_type) or ModelFacts()
     for key in (part_key, *keys.KEYS["parts"]):

@@ -235,6 +235,11 @@ def test_sinks(tensors):
     assert weights.sinks is tensors[f"{MODULE}sinks"]
 
 
+MY_VLA = {"model_type": "my_vla", "architectures": ["MyVLAForCausalLM"]}
+MY_VLA["text_config"] = of_type("qwen2")
+MY_CODE = {"AutoConfig": "my.MyConfig", "AutoModelForCausalLM": "modeling_my.MyForCausalLM"}
+OTHER_TASK = {"AutoModel": "bidirectional.LlamaModel"}
+GEMMA4 = of_type("gemma4_text", use_bidirectional_attention="vision")
 PALIGEMMA = {"model_type": "paligemma", "text_config": of_type("gemma")}
 REFUSED = [
     (of_type("llama"), 4, "`index` is 4; it must be below 4, the number of layers"),
@@ -244,7 +249,26 @@ REFUSED = [
     (PALIGEMMA, 0, "among tokens of image and prompt; give its `text_config`"),
     (of_type("llama4_text"), 0, "chunks of 8192 tokens"),
     (of_type("olmo2"), 0, "over the whole projection, which is not supported"),
-    (of_type("hunyuan_v1_dense"), 0, "after the rotation, which is not supported"),
+    (
+        of_type("hunyuan_v1_dense"),
+        0,
+        "after the rotation .*the weights of both norms, as",
+    ),
+    (
+        of_type("timesfm2_5"),
+        0,
+        r"· softplus\(scaling\)·1.44.*, and scale=1, as in",
+    ),
+    (of_type("muse_glimmer_text"), 0, "queries are scaled by `qk_scale_factor`"),
+    (MY_VLA, 0, "`model_type` is 'my_vla', whose attention is not known"),
+    ({"text_config": of_type("qwen2")}, 0, "`model_type` is '', whose attention is not known"),
+    (of_type("llama", auto_map=MY_CODE), 0, "`auto_map` has 'modeling_my.MyForCausalLM', no class"),
+    (
+        of_type("llama", auto_map=OTHER_TASK),
+        0,
+        "`auto_map` has 'bidirectional.LlamaModel'",
+    ),
+    (GEMMA4, 0, "of an image, in sliding layers; give .* without `use_bidirectional_attention`"),
     (
         of_type("llama", llama_4_scaling_beta=0.1),
         0,

@@ -75,8 +75,9 @@ def test_facts_of_attention(model_type):
     assert (model_type in FACTS["causal_if_decoder"]) == (
         "self.is_causal = config.is_decoder" in text
     )
-    ones = re.findall(r"self\.scaling = 1\.0$", text, flags=re.M)
+    ones = re.findall(r"self\.scaling = 1\.0$|softplus\(self\.scaling\)", text, flags=re.M)
     assert (FACTS["scale"].get(model_type) == 1.0) == bool(ones)
+    assert (model_type in FACTS["query_weights"]) == ("softplus(self.scaling)" in text)
 
 
 def norm_of_queries(text):
@@ -185,7 +186,7 @@ def sources():
 OTHER_BLOCKS = {"git", "unlimited_ocr"}
 # Model types that are another folder's model with a mask of blocks.
 SAME_BLOCKS = {"colpali": "paligemma", "shieldgemma2": "gemma3"}
-FOLDERS = {"deepseek_ocr2_encoder": "deepseek_ocr2"} | SAME_BLOCKS
+FOLDERS = {"deepseek_ocr2_encoder": "deepseek_ocr2", "gemma4_text": "gemma4"} | SAME_BLOCKS
 
 
 def test_models_with_masks_of_blocks_have_bidirectional_tokens():
@@ -199,7 +200,7 @@ def test_models_with_masks_of_blocks_have_bidirectional_tokens():
 def test_the_default_of_a_key_for_bidirectional_tokens_is_that_of_its_class(name):
     key, _, default = FACTS["bidirectional_tokens_if"][name]
     config = transformers.models.auto.configuration_auto.CONFIG_MAPPING[name]()
-    assert getattr(config.text_config, key) == default
+    assert getattr(config.get_text_config(), key) == default
 
 
 def bidirectional_tokens(model_type, **keys):
@@ -213,6 +214,8 @@ def test_bidirectional_tokens_of_gemma_follow_the_key():
         assert bidirectional_tokens(model_type, use_bidirectional_attention="vision")
         assert not bidirectional_tokens(model_type, use_bidirectional_attention="all")
     assert not bidirectional_tokens("gemma4")
+    alone = {"model_type": "gemma4_text", "use_bidirectional_attention": "vision"}
+    assert Attention.from_values({"gemma4_text"}, alone, alone).bidirectional_tokens
     assert bidirectional_tokens("gemma3")
     text = {"model_type": "gemma3_text"}
     older = {"model_type": "gemma3", "num_attention_heads": 4}  # of the language model alone
