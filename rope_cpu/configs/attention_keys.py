@@ -17,6 +17,8 @@ import re
 from collections.abc import Mapping, Set
 from typing import Any
 
+import numpy as np
+
 from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.configs.model_types import data
 
@@ -65,6 +67,8 @@ def _is_neutral(
     of_types = KEYS["of_types"].get(key, {})
     if any(of_types[name] in ("*", value) for name in model_types if name in of_types):
         return True
+    if isinstance(value, np.generic):
+        value = value.item()
     if value in (None, "", "none", "default") or value in ([], {}, ()):
         return True
     if value is False and key in KEYS["asks"]:

@@ -151,6 +151,7 @@ NEUTRAL: list[tuple[str, dict[str, Any]]] = [
         "llama",
         {"qk_norm": False, "num_sink_tokens": 0, "local_window_size": -1, "block_size": None},
     ),
+    ("llama", {"_flash_attn_2_enabled": True, "attention_window": np.int64(0), "causal": np.True_}),
     ("qwen3", {"use_qk_norm": True, "attention_dropout": 0.1, "softmax_scale": None}),
     ("mistral", {"window_size": 4096, "key_multiplier": 1.0}),
     ("gemma2", {"attn_logit_softcap": 50.0, "attention_scale": 0.0625, "is_decoder": True}),
