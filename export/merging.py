@@ -191,13 +191,18 @@ class _Merger:
                 if size.dim_param and known_size.WhichOneof("value"):
                     sizes.setdefault(size.dim_param, known_size)
             sized = _sized(value, sizes).type.tensor_type.shape.dim
+            pairs = zip(sized, known_dims, strict=False)
+            numbers = [pair for pair in pairs if pair[0].HasField("dim_value")]
+            named = {known_size.dim_param: size for size, known_size in numbers}
+            named.pop("", None)
+            for output in self.outputs.values():  # dimensions of one name are one size
+                _set_sizes(output, named)
             if len(dims) != len(known_dims) or any(map(_differ, sized, known_dims)):
                 finding = Finding(f"has input {shown(helper.printable_value_info(value))}")
                 rule = f"have the shape before it, {shown(helper.printable_value_info(known))}"
                 raise ArgumentError(argument, finding, rule)
-            for size, known_size in zip(sized, known_dims, strict=True):
-                if size.HasField("dim_value"):  # other inputs that are this output must agree
-                    known_size.CopyFrom(size)
+            for size, known_size in numbers:  # other inputs that are this output must agree
+                known_size.CopyFrom(size)
         return sizes
 
     def _add_input(self, value: onnx.ValueInfoProto, sizes: _Sizes, argument: str) -> None:

@@ -443,6 +443,14 @@ CONTRADICTIONS = {
             "two (float[2] u, float[3] y) => (float[2] z, float[3] w) { z = Neg(u) w = Neg(y) }"
         ),
     ),
+    "outputs of one size for two": (
+        parsed("one (float[n] x) => (float[n] y, float[n] w) { y = Neg(x) w = Abs(x) }"),
+        parsed("two (float[2] y, float[3] w) => (float[2] z, float[3] v) { z = Neg(y) v = Neg(w) }"),
+    ),
+    "two sizes of one output": (
+        parsed("one (float[n, n] x) => (float[n, n] y) { y = Neg(x) }"),
+        parsed("two (float[2, 3] y) => (float[2, 3] z) { z = Neg(y) }"),
+    ),
     "type": (parsed(FIRST), parsed("two (seq(float[n]) y) => (int64 z) { z = SequenceLength(y) }")),
 }
 
