@@ -445,7 +445,7 @@ CONTRADICTIONS = {
     ),
     "outputs of one size for two": (
         parsed("one (float[n] x) => (float[n] y, float[n] w) { y = Neg(x) w = Abs(x) }"),
-        parsed("two (float[2] y, float[3] w) => (float[2] z, float[3] v) { z = Neg(y) v = Neg(w) }"),
+        parsed("two (float[2] y, float[3] w) => (float[2] z) { z = Neg(y) v = Abs(w) }"),
     ),
     "two sizes of one output": (
         parsed("one (float[n, n] x) => (float[n, n] y) { y = Neg(x) }"),
