@@ -83,7 +83,7 @@ def _found(rotation: LayerRotation, heads: Heads) -> list[Row]:
     """Return the rows of a layer type; without a terminal, print a line for each as it is found."""
     console = Console(stderr=True)
     found = []
-    with console.status("verifying; the first run compiles kernels for a minute"):
+    with console.status("verifying; the first run compiles kernels for half a minute"):
         for row in rows(rotation.rope, heads):
             found.append(row)
             if not console.is_terminal:

@@ -56,7 +56,9 @@ def test_a_row_for_numpy_and_for_each_target(run):
     verified = [("rotation", name, "half-split") for name in DTYPES]
     verified.append(("rotation", "float32", "interleaved"))
     verified += [("attention", name, "half-split") for name in ("float32", "bfloat16")]
-    assert labels == [(*what, way) for what in verified for way in ways]
+    expected = [(*what, way) for what in verified for way in ways]
+    expected.remove(("attention", "float32", "half-split", "numpy"))
+    assert labels == expected
     offered = [row for row in rows if row["verdict"] != "not offered"]
     for row in offered:
         assert row["verdict"] == "ok"
