@@ -216,6 +216,7 @@ def _has_windows(model_types: Set[str | None], values: Mapping[str, Any]) -> boo
     """Return True if a model's code reads a window, or the config may have layers with one."""
     rows = [model_facts(str(name)) for name in model_types]
     is_own = any(row and "sliding_window" in {*row.defaults, *row.names} for row in rows)
+    is_own = is_own or _has(model_types, "window_in_all_layers")
     return is_own or not {*values.get("layer_types", WINDOW_LAYERS)}.isdisjoint(WINDOW_LAYERS)
 
 

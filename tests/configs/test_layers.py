@@ -250,6 +250,7 @@ SIX = {"num_hidden_layers": 6}
 DERIVED: list[tuple[dict[str, Any], str, tuple[str, str]]] = [
     (of("qwen3_next", full_attention_interval=2), "LFLFLF", ("linear_attention", "full_attention")),
     (of("lfm2", full_attn_idxs=[1, 4]), "LFLLFL", ("conv", "full_attention")),
+    (of("bamba", attn_layer_indices=[1, 4]), "LFLLFL", ("linear_attention", "full_attention")),
     (of("afmoe", global_attn_every_n_layers=3), "LLFLLF", ("sliding_attention", "full_attention")),
     (
         of("mimo_v2_flash", hybrid_layer_pattern=[0, 1, 1, 0, 1, 0]),

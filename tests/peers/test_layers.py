@@ -178,8 +178,9 @@ def test_the_code_of_what_is_not_rotated_knows_no_rotation(model_type: str) -> N
     assert not re.search("rotary|inv_freq|freqs_cis", text, re.IGNORECASE)
 
 
-# Values of keys that list something of each layer; indices of layers for `full_attn_idxs`.
+# Values of keys that list something of each layer; for the first two, indices of layers.
 LISTS: dict[str, list[int]] = {
+    "attn_layer_indices": [2, 5, 8],
     "full_attn_idxs": [2, 5, 8],
     "compress_ratios": [0, 4, 128, 0, 4] * 3,
     "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 0],  # its class ignores the key
