@@ -130,6 +130,19 @@ def rotated(apply: Any, x: torch.Tensor, angle: float) -> torch.Tensor:
     raise LookupError(f"{apply.__module__}.{apply.__name__} takes cos and sin of another shape")
 
 
+def unrotated(function: Any) -> Any:
+    """Return a function with the arguments of an apply function that returns what it gets."""
+    names = list(inspect.signature(function).parameters)
+    keys = {"k", "xk"} & set(names)
+
+    def same(*args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(names, args, strict=False)) | kwargs
+        both = [given[names[0]], *(given[key] for key in keys if given.get(key) is not None)]
+        return both[0] if len(both) == 1 else tuple(both)
+
+    return same
+
+
 def frequencies(module: Any) -> dict[str | None, tuple[np.ndarray, float]]:
     """Return inv_freq and attention factor by layer type."""
     buffers = dict(module.named_buffers())

@@ -38,6 +38,7 @@ WIDTHS = (
     "num_hidden_layers",
     "head_dim",
     "qk_rope_head_dim",
+    "index_head_dim",
     "max_position_embeddings",
 )
 # Facts of a model's attention besides the rotation. A null in a file beats them: `with_defaults`.

@@ -64,6 +64,7 @@ def rotary_class(cls: type[PreTrainedConfig]) -> ast.ClassDef | None:
 READ_BY_HAND = {
     "dots3_note_audio_encoder": (False, "DotsNoteAudioAttention rotates halves"),
     "dots3_note_text": (True, "apply_rotary_pos_emb_interleave"),
+    "qwen2_5_omni_dit": (True, "DiTAttention parts neighbours into halves before it rotates"),
     "wav2vec2-bert": (False, "the attention method _apply_rotary_embedding rotates halves"),
     "wav2vec2-conformer": (False, "the attention method _apply_rotary_embedding rotates halves"),
 }

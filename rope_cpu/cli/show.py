@@ -170,6 +170,7 @@ def _facts(rotation: LayerRotation) -> Iterator[Fact]:
     yield from _axes_facts(rotation.rope)
     if rotation.config.position_note is not None:
         yield "positions", rotation.config.position_note
+    yield from _indexer_facts(rotation)
     yield from _attention_facts(rotation)
     ranges = rotation.rope.spec.length_ranges
     if ranges:
@@ -180,13 +181,10 @@ def _pairing_facts(rotation: LayerRotation) -> Iterator[Fact]:
     """Yield pairing and widths, and the rope type with its parameters."""
     rope = rotation.rope
     pairs = rope.rotary_dim // 2
+    pairing = _pairing(rope, pairs)
     if len(rope.blocks) > 1:
         widths = ", ".join(map(str, rope.blocks))
         pairing = f"half-split in blocks of {widths} elements"
-    elif rope.interleaved:
-        pairing = "(2i, 2i+1), interleaved"
-    else:
-        pairing = f"(i, i+{pairs}), half-split"
     yield "pairs", f"{pairs}: {pairing}"
     if rotation.config.pairing_note is not None:
         yield "", rotation.config.pairing_note
@@ -203,6 +201,23 @@ def _pairing_facts(rotation: LayerRotation) -> Iterator[Fact]:
     yield "rope type", rope.rope_type
     for key in sorted(set(rotation.parameters) - {"rope_type", "type"}):
         yield key, rotation.parameters[key]
+
+
+def _pairing(rope: RotaryEmbedding, pairs: int) -> str:
+    """Return the elements of a pair, of so many in a part of a head."""
+    return "(2i, 2i+1), interleaved" if rope.interleaved else f"(i, i+{pairs}), half-split"
+
+
+def _indexer_facts(rotation: LayerRotation) -> Iterator[Fact]:
+    """Yield the rotation of the indexer of sparse attention, if the layers have one."""
+    with contextlib.suppress(ValueError):
+        rope = RotaryEmbedding.from_config(
+            rotation.config, layer_type=rotation.layer_type, part="indexer"
+        )
+        turned = np.flatnonzero(pair_frequencies(rope))
+        place = "first" if turned[0] == 0 else "last"
+        width = f"the {place} {2 * len(turned)} of the {rope.head_dim} elements of a head"
+        yield "indexer", f"{_pairing(rope, len(turned))}, {width}"
 
 
 def _head_counts(rotation: LayerRotation) -> Iterator[Fact]:

@@ -26,6 +26,7 @@ import numpy as np
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
 from rope_cpu.arguments.texts import cut, shown
+from rope_cpu.configs.indexers import PAIRING_KEY
 from rope_cpu.configs.model_types import ModelFacts, data, table_rows
 
 KEYS: Mapping[str, Any] = data("keys.json")
@@ -159,6 +160,8 @@ def _keys_of_row(facts: ModelFacts) -> set[str]:
     fills_share = any(key.endswith("_dim") and key not in facts.defaults for key in partial)
     if fills_share or (not partial and facts.has_layer_sections):
         keys.add("partial_rotary_factor")
+    if facts.indexer:
+        keys.add(PAIRING_KEY)
     if not facts.unrotated and not facts.has_layer_sections:
         keys.update(KEYS["layers"])
     return {key.partition(".")[0] for key in keys if isinstance(key, str)}

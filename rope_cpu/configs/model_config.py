@@ -17,10 +17,11 @@ from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
 from rope_cpu.arguments.texts import shown
 from rope_cpu.configs.attention_facts import Attention
+from rope_cpu.configs.indexers import indexer_spec
 from rope_cpu.configs.layers import ModelLayers, model_layers, value_of_layers
 from rope_cpu.configs.model_types import ModelFacts
 from rope_cpu.configs.rope_parameters import RopeParameters, is_latent, values_of_type
-from rope_cpu.frequencies.spec import RopeSpec
+from rope_cpu.frequencies.spec import RopeSpec, placed
 
 HEADS_KEYS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "dit_heads")
 KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
@@ -89,6 +90,7 @@ class ModelConfig(ABC):
         layer: int | None = None,
         interleaved: bool | None = None,
         angle_dtype: str = "float64",
+        part: str | None = None,
     ) -> RopeSpec:
         """Return the rotation of the layers of one type, of one layer, or of all rotated layers.
 
@@ -102,6 +104,8 @@ class ModelConfig(ABC):
             True for pairs (2i, 2i+1), False for half-split pairs; the model type's by default.
         angle_dtype : str
             "float64", or "float32" to repeat the float32 angle arithmetic of transformers.
+        part : str, optional
+            "indexer" for the indexer of sparse attention, instead of the attention itself.
 
         Returns
         -------
@@ -122,11 +126,34 @@ class ModelConfig(ABC):
             interleaved = scalars.boolean("interleaved", interleaved)
         if layer_type is not None and not isinstance(layer_type, str):
             raise ArgumentTypeError("layer_type", layer_type, "be a string")
-        spec = self._build_spec(Selection(layer_type, layer, interleaved, angle_dtype))
+        selection = Selection(layer_type, layer, interleaved, angle_dtype)
+        if part is None:
+            spec = placed(self._build_spec(selection), self.facts.rotates)
+        else:
+            spec = self._indexer(part, selection)
         if interleaved not in (None, spec.interleaved):
             rule = f"be left out, as `interleaved` of this model is {spec.interleaved}"
             raise ArgumentError("interleaved", interleaved, rule)
         return spec
+
+    def _indexer(self, part: str, selection: Selection) -> RopeSpec:
+        """Return the rotation of the indexers of the selected layers; see `spec`."""
+        scalars.choice("part", part, ("indexer",))
+        facts = self.facts.indexer
+        if facts is None:
+            rule = f"be left out, as no indexer of `model_type` {shown(self.model_type)} is known"
+            raise ArgumentError("part", part, rule)
+        own_type = facts.get("layer_type")
+        layer_type = selection.layer_type
+        if selection.layer is None:
+            layer_type = layer_type or own_type
+        spec = self._build_spec(selection._replace(layer_type=layer_type, interleaved=None))
+        if selection.layer is not None:
+            layer_type = self.layers.entries[selection.layer].layer_type
+        if own_type not in (None, layer_type):
+            rule = f"be that of layers with an indexer, {shown(own_type)}"
+            raise ArgumentError("layer_type", layer_type, rule)
+        return indexer_spec(spec, facts, self.values, selection.interleaved)
 
     @abstractmethod
     def _build_spec(self, selection: Selection) -> RopeSpec:

@@ -54,12 +54,20 @@ class ModelFacts:
         Layer types that an old flat `rope_scaling` applies to.
     whole_head : bool
         The default rope type ignores `partial_rotary_factor`.
+    rotates : str
+        "end" if the last elements of a head are rotated, where the first ones usually are.
+    rotated_heads : int, optional
+        Only so many heads are rotated, the first ones.
     unrotated : {layer type: key}
         The layer type is not rotated, unless config[key] is null; key "": always.
     refuse : {key: (values, reason)}
         Values that describe no rotation we can express; values ["*"]: any value.
     ignored : tuple of str
         Keys with names of rotations that the code does not read, or that rotate nothing.
+    indexer : {fact: value}, optional
+        Of the indexer of sparse attention: `interleaved`, its pairing; `rotates` "end" if it
+        rotates the last elements of a head, and not the first ones; `layer_type`, if not all
+        layers with a rotation have one. Its heads have `index_head_dim` elements.
     part : (key, model type), optional
         The key of the language model's config inside this config, and its model type.
     """
@@ -77,9 +85,12 @@ class ModelFacts:
     )
     scaled: tuple[str, ...] = (ALL_LAYERS,)
     whole_head: bool = False
+    rotates: str = ""
+    rotated_heads: int | None = None
     unrotated: Mapping[str, str] = field(default_factory=dict)
     refuse: Mapping[str, Any] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    indexer: Mapping[str, Any] | None = None
     part: tuple[str, str] | None = None
 
     @property

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from rope_cpu.arguments import scalars
 from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.arguments.texts import did_you_mean, shown
@@ -16,7 +18,7 @@ from rope_cpu.configs.model_config import ModelConfig, Selection
 from rope_cpu.configs.model_types import ModelFacts, model_facts
 from rope_cpu.frequencies import axes, scaling
 from rope_cpu.frequencies.rope_types import MISSING
-from rope_cpu.frequencies.spec import RopeSpec, reverse_direction
+from rope_cpu.frequencies.spec import RopeSpec, reverse_direction, with_still_pairs
 
 Config = Mapping[str, Any]
 
@@ -78,6 +80,10 @@ class TextConfig(ModelConfig):
         )
         if values.get("rotation_sign") == -1:
             spec = reverse_direction(spec)
+        if facts.rotated_heads is not None:
+            heads, _ = self.heads(layer_type)
+            turning = np.arange(heads or 1) < facts.rotated_heads
+            spec = with_still_pairs(spec, spec.inv_freq * turning[:, None])
         if mrope_section is None:
             return spec
         return _with_axes(spec, mrope_section, arrangement)

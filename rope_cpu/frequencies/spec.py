@@ -314,6 +314,36 @@ def spread_over_axes(inv_freq: Float64, pair_axis: Sequence[int], axes: int) -> 
     return np.where(on_axis, inv_freq[..., None, :], 0.0)
 
 
+def with_still_pairs(spec: RopeSpec, inv_freq: Float64, **fields: Any) -> RopeSpec:
+    """Return a spec with frequencies besides its own that are 0, for elements that do not turn.
+
+    fields: further fields that change. Raises ValueError if an attention factor would multiply
+    these elements, too, or if the frequencies depend on the sequence length.
+    """
+    if spec.length_rule is not None or (spec.attention_factor != 1).any():
+        raise ValueError(
+            f"rope type {spec.rope_type!r} has an attention factor, or frequencies by length: it "
+            "cannot rotate a part of the heads or elements here; rotate that part alone, by a "
+            "RotaryEmbedding from numbers"
+        )
+    return replace(spec, inv_freq=inv_freq, **fields)
+
+
+def placed(spec: RopeSpec, elements: str) -> RopeSpec:
+    """Return a rotation of the first elements of a head; if `elements` is "end", of the last."""
+    others = spec.head_dim - spec.rotary_dim
+    if elements != "end" or others == 0:
+        return spec
+    widths = (spec.head_dim,) if spec.interleaved else (others, spec.rotary_dim)
+    still = others // 2
+    return with_still_pairs(
+        spec,
+        np.pad(spec.inv_freq, [(0, 0)] * 3 + [(still, 0)]),
+        pair_axis=(0,) * still + (spec.pair_axis or ()),
+        blocks=widths,
+    )
+
+
 def reverse_direction(spec: RopeSpec) -> RopeSpec:
     """Return the spec that rotates in the other direction, at every length."""
     return replace(spec, inv_freq=-spec.inv_freq, direction=-spec.direction)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -183,6 +183,7 @@ class RotaryEmbedding(metaclass=_Constructors):
         *,
         layer_type: str | None = None,
         layer: int | None = None,
+        part: Literal["indexer"] | None = None,
         interleaved: bool | None = None,
         angle_dtype: AngleDtype = "float64",
     ) -> Self:
@@ -201,6 +202,10 @@ class RotaryEmbedding(metaclass=_Constructors):
             The layers' type, if layers differ: "full_attention", "sliding_attention", ….
         layer : int, optional
             A layer, counted from 0, instead of a type. By default all layers that are rotated.
+        part : {"indexer"}, optional
+            Rotate the heads of the indexer that chooses the keys of sparse attention (DeepSeek
+            V3.2, GLM-5, …), `index_head_dim` wide: it may pair otherwise than the attention, and
+            rotate another part of a head. A Hadamard transform after it leaves scores as they are.
         interleaved : bool, optional
             The pairing; by default that of the model type. DeepSeek-V3 rotates pairs (2i, 2i+1)
             but stores all first elements before all second ones: it is read as True. Scores are
@@ -230,7 +235,8 @@ class RotaryEmbedding(metaclass=_Constructors):
         >>> rope.head_dim, rope.interleaved
         (128, False)
         """
-        return cls.from_spec(reader.read(config).spec(layer_type, layer, interleaved, angle_dtype))
+        model = reader.read(config)
+        return cls.from_spec(model.spec(layer_type, layer, interleaved, angle_dtype, part))
 
     @classmethod
     def from_gguf(

@@ -194,6 +194,7 @@ RMS = "before the rotation: RMS norm of each head,"
             {"model_type": "sam3_vit_model"},
             ["positions in a window from 0; in layers of global", "column 0-15 6.28"],
         ),
+        ({"model_type": "hy_v4"}, ["indexer (i, i+32), half-split, the last 64 of the 128"]),
         (LTX, ["heads 32 with own frequencies; below: the first", "none 0"]),
     ],
     ids=lambda value: value.get("model_type") if isinstance(value, dict) else value[0][:20],

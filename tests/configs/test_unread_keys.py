@@ -38,6 +38,9 @@ UNKNOWN: list[tuple[str, Any]] = [
     ("alibi", True),
     ("use_alibi", True),
     ("use_rope", False),
+    ("use_fope", True),
+    ("fope_init_factor", 0.5),
+    ("num_inv_freq", 32),
     ("nope", True),
     ("rope", False),
     ("use_rotary_embeddings", False),
@@ -62,6 +65,7 @@ KNOWN: list[tuple[dict[str, Any], str, Any]] = [
     (LLAMA, "rotary_pct", 0.25),
     (LLAMA, "rope_local_base_freq", 1e4),
     (LLAMA, "use_rope", False),
+    (LLAMA, "use_fope", True),
     (LLAMA, "alibi", 1),
     (LLAMA, "no_rope", 1),
     (LLAMA, "qk_rope_head_dim", 64),
@@ -105,7 +109,7 @@ NEUTRAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({**MYSTERY, "interleaved": False}, {"mrope_section": None, "use_mrope": False}),
     ({"model_type": "qwen2"}, {"dual_chunk_attention_config": {"chunk_size": 262144}}),
     ({"model_type": "chatglm"}, {"original_rope": True}),
-    # Keys of published files that the models' code does not read for q and k.
+    # Keys of published files that the models' code does not read for q and k of the attention.
     ({"model_type": "glm_moe_dsa"}, {"indexer_rope_interleave": True, "rope_interleave": True}),
     ({"model_type": "qwen2_vl", "hidden_size": 8192}, {"mrope_section": [16, 24, 24]}),
     ({"model_type": "cohere2"}, {"position_embedding_type": "rope_gptj", "rotary_pct": 1.0}),

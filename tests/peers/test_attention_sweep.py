@@ -77,8 +77,7 @@ REFUSED = {
     "latent attention (kv_lora_rank)": (
         *("axk1", "axk2", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32"),
         *("deepseek_v4", "dots3_note_text", "glm4_moe_lite", "glm_moe_dsa", "hy_v4"),
-        *("hy_v4_vl_text", "longcat_flash", "minicpm3", "mistral_large4_text"),
-        *("sarvam_mla", "youtu"),
+        *("hy_v4_vl_text", "longcat_flash", "minicpm3", "sarvam_mla", "youtu"),
     ),
     "holds gate_proj.weight": ("afmoe",),
     "scaled by `qk_scale_factor`": ("muse_glimmer_text", "muse_spark_text"),
@@ -122,6 +121,7 @@ REFUSED = {
     "counts in flash attention alone": ("kyutai_speech_to_text", "moshi"),
     "its kinds of layers have bases of their own": ("neomme",),
     "each head is rotated by its index": ("neucodec", "xcodec2"),
+    "alpha is a weight": ("mistral_large4_text",),
     "its mask has blocks": ("qwen2_5_omni_dit",),
     "its attention to the encoder are one": ("t5gemma2_decoder",),
     "its window spares the prefill": ("unlimited_ocr_text",),

@@ -29,6 +29,7 @@ READ_BY_HAND = {
         False,
         "beside a language model that pairs neighbours, its own audio attention pairs halves",
     ),
+    "qwen2_5_omni_dit": (True, "DiTAttention parts neighbours into halves before it rotates"),
     "wav2vec2-bert": (False, "its attention method _apply_rotary_embedding rotates halves"),
     "wav2vec2-conformer": (False, "its attention method _apply_rotary_embedding rotates halves"),
 }
