@@ -233,7 +233,8 @@ def call_at(typing: Any, function_address: Any, arguments: Any) -> Any:
     """Call the function at an address, which returns nothing, with a tuple of arguments.
 
     The types of the arguments are those that the function was compiled for; nothing is checked. The
-    function raises nothing: inside a prange it would be lost.
+    function raises nothing, because inside a prange it would be lost; with NUMBA_BOUNDSCHECK it
+    does, and outside of one its caller raises the same.
     """
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -242,7 +243,9 @@ def call_at(typing: Any, function_address: Any, arguments: Any) -> Any:
         function_type = convention.get_function_type(types.none, kinds)
         function = builder.inttoptr(args[0], function_type.as_pointer())
         values = cgutils.unpack_tuple(builder, args[1])
-        convention.call_function(builder, function, types.none, kinds, values)
+        status, _ = convention.call_function(builder, function, types.none, kinds, values)
+        with cgutils.if_unlikely(builder, status.is_error):
+            convention.return_status_propagate(builder, status)
         return context.get_dummy_value()
 
     return types.void(types.intp, arguments), emit
