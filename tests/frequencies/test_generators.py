@@ -60,9 +60,7 @@ def check(generators, positions, rng):
 CASES = {
     "one axis": lambda rng: generators_of(rng.normal(size=8), 16, orthogonal(rng, 16)),
     "two axes, mixed": lambda rng: generators_of(rng.normal(size=(2, 8)), 16, orthogonal(rng, 16)),
-    "three axes, 128": lambda rng: generators_of(
-        rng.normal(size=(3, 64)), 128, orthogonal(rng, 128)
-    ),
+    "three axes": lambda rng: generators_of(rng.normal(size=(3, 32)), 64, orthogonal(rng, 64)),
     "2-D axial": lambda rng: generators_of(
         np.kron(np.eye(2), inv_freq(32)), 64, orthogonal(rng, 64)
     ),
@@ -137,7 +135,7 @@ def rotation(rng, size):
 
 @pytest.mark.parametrize("size", [2, 3, 6, 7, 16])
 def test_logarithms_of_rotations(size, rng):
-    for _ in range(30):
+    for _ in range(10):
         o, x = rotation(rng, size), rng.normal(size=size)
         logarithm = logm(o)
         spec, basis = solve((logarithm - logarithm.T) / 2)
