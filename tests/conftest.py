@@ -69,14 +69,15 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish(session):
-    """Let each worker of pytest-xdist compile its share of the kernels, if tests need them all.
+    """Let each worker of pytest-xdist compile its share of the kernels that all rotations need.
 
-    Otherwise workers whose tests need the same kernel at the same time would both compile it.
+    Tests of launch need those of caches, too. Otherwise workers whose tests need the same kernel at
+    the same time would both compile it.
     """
     worker = getattr(session.config, "workerinput", None)
     folders = {item.path.parent.name for item in session.items}
-    if worker and {"launch", "rotation"} <= folders:
-        builds = kernel_builds(tuple(DTYPES), tuple(CACHE_ELEMENTS))
+    if worker and "rotation" in folders:
+        builds = kernel_builds(tuple(DTYPES), tuple(CACHE_ELEMENTS) if "launch" in folders else ())
         first = int(worker["workerid"].removeprefix("gw"))
         list(compile_kernels(builds[first :: worker["workercount"]]))
 
