@@ -205,7 +205,7 @@ MARKED = {"model_type": MARK, "head_dim": WIDTH, "num_attention_heads": HEADS, "
 
 def test_names_are_escaped_in_errors(parts):
     tensors = llama_tensors(parts, f"{MARK}.1.")
-    types = {"layer_types": ["full_attention", MARK], "sliding_window": 8}
+    types = {"model_type": "gemma2", "layer_types": ["full_attention", MARK], "sliding_window": 8}
     for call, text in (
         (
             lambda: export.attention_weights(tensors | {f"{MARK}.1.{MARK}": 1}, LLAMA, 1),
