@@ -305,12 +305,21 @@ def random_model(rng):
     return onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8), inputs
 
 
+def check_valid(model):
+    """Check a model whose opset may have the name "ai.onnx", which onnx 1.21 checks as "" only."""
+    renamed = onnx.ModelProto()
+    renamed.CopyFrom(model)
+    for opset in renamed.opset_import:
+        opset.domain = "" if opset.domain == "ai.onnx" else opset.domain
+    onnx.checker.check_model(renamed, full_check=True)
+
+
 def test_random_models_are_refused_or_merge_into_their_composition(rng):
     compared = 0
     for _ in range(400):
         (first, first_sizes), (second, second_sizes) = random_model(rng), random_model(rng)
         for model in (first, second):
-            onnx.checker.check_model(model, full_check=True)
+            check_valid(model)
         output = first.graph.output[0].name
         links = {name: output for name in second_sizes if rng.random() < 0.7}
         try:
@@ -458,7 +467,7 @@ CONTRADICTIONS = {
 @pytest.mark.parametrize("name", CONTRADICTIONS)
 def test_merge_refuses_models_that_contradict_each_other(name):
     for model in CONTRADICTIONS[name]:
-        onnx.checker.check_model(model, full_check=True)
+        check_valid(model)
     names = [value.name for value in CONTRADICTIONS[name][1].graph.input]
     links = {"u": "y"} if "u" in names else {}
     call = partial(export.merge, CONTRADICTIONS[name], links=links)
