@@ -18,6 +18,7 @@ from numba import carray, from_dtype, prange, types
 from rope_cpu.kernels import compile
 from rope_cpu.kernels.append import CACHE_ELEMENTS, cache_of
 from rope_cpu.kernels.vectors import (
+    ALIGNMENT,
     address,
     advance,
     byte_pointer,
@@ -403,26 +404,30 @@ def _attend_range(step, item, head, base, shared, scratch):
 
 def scratch_size(rows: int, head_dim: int, value_dim: int) -> int:
     """Return how many int64 the scratch memory of a thread takes; rows: that of `Step`."""
-    integers = 2 * RANGE + 2 * rows
+    integers = 2 * RANGE + 2 * rows + ALIGNMENT // 8
     floats = 2 * RANGE + rows * (head_dim + RANGE + 3 + value_dim + 2)
     return integers + -(-floats // 2)
 
 
 @compile.device_function
 def _scratch_of(step, part):
-    """Return the scratch memory of a part, which the caller of the kernel allocated."""
+    """Return the scratch memory of a part, which the caller of the kernel allocated.
+
+    Queries that do not start on a cache line made the products up to 4 % slower.
+    """
     memory = advance(byte_pointer(pointer(step.scratch)), part * step.scratch.strides[0])
-    offsets = carray(memory, (2, RANGE), np.int64)
-    memory = advance(memory, offsets.nbytes)
-    seen = carray(memory, (step.rows, 2), np.int64)
-    memory = advance(memory, seen.nbytes)
-    scales = carray(memory, (2, RANGE), np.float32)
-    memory = advance(memory, scales.nbytes)
+    memory = advance(memory, -address(memory) % ALIGNMENT)
     q = carray(memory, (step.rows, step.q.shape[2]), np.float32)
     memory = advance(memory, q.nbytes)
     scores = carray(memory, (step.rows, RANGE + 3), np.float32)
     memory = advance(memory, scores.nbytes)
     added = carray(memory, (step.rows, step.states.shape[2]), np.float32)
+    memory = advance(memory, added.nbytes)
+    scales = carray(memory, (2, RANGE), np.float32)
+    memory = advance(memory, scales.nbytes)
+    offsets = carray(memory, (2, RANGE), np.int64)
+    memory = advance(memory, offsets.nbytes)
+    seen = carray(memory, (step.rows, 2), np.int64)
     scales[:] = 1
     q[:] = 0
     keys = _Vectors(cache_of(step.key, step.key_scale), offsets[0], scales[0])
