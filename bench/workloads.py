@@ -6,7 +6,6 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,7 @@ from numpy.typing import NDArray
 from rope_cpu import RotaryEmbedding
 from rope_cpu.accuracy import reference
 from rope_cpu.accuracy.tolerance import compare, half_ulp
-from rope_cpu.arguments.errors import ArgumentError
-from rope_cpu.arguments.texts import escaped
 from rope_cpu.array_types import COMPUTE_DTYPES, DTYPES, Array
-from rope_cpu.command_line import both_pairings, head_counts, read_config
-from rope_cpu.configs.model_config import ModelConfig
-from rope_cpu.configs.reader import read
 from rope_cpu.launch.rotate import last_level_cache
 
 Pair = tuple[Array, Array]
@@ -29,8 +23,6 @@ Pair = tuple[Array, Array]
 MODELS: dict[str, dict[str, Any]] = json.loads(
     resources.files("rope_cpu.bench.data").joinpath("models.json").read_text()
 )
-# Sequence length for frequencies that depend on it.
-_LENGTH = 4096
 
 # NumPy's arrays start at any multiple of so many bytes, those of torch on a cache line.
 _NUMPY_ALIGNMENT = 16
@@ -47,32 +39,12 @@ _RANDOM_ELEMENTS = 2**18
 
 @dataclass(frozen=True)
 class Model:
-    """The heads of a model and its rotation, half-split for an unknown model type."""
+    """The heads of a model and its rotation, of one sequence length."""
 
     name: str
     heads: int
     kv_heads: int
     rope: RotaryEmbedding
-
-
-def known_model(name: str, layer_type: str | None = None) -> Model:
-    """Return a model of the table; raise ArgumentError if it has none of this name."""
-    if name not in MODELS:
-        raise ArgumentError("model", name, f"be one of {', '.join(MODELS)}")
-    return _model(name, read(MODELS[name]), layer_type)
-
-
-def model_of_file(path: Path, layer_type: str | None = None) -> Model:
-    """Return the model of a config.json or its folder; raise UsageError if it has no rotation."""
-    file = (path / "config.json" if path.is_dir() else path).absolute()
-    name = file.parent.name if file.stem == "config" else file.stem
-    return _model(escaped(name), read_config(path), layer_type)
-
-
-def _model(name: str, config: ModelConfig, layer_type: str | None) -> Model:
-    half, pairs, is_interleaved = both_pairings(config, layer_type)
-    rope = pairs if is_interleaved else half
-    return Model(name, *head_counts(config, layer_type), rope.at_length(_LENGTH))
 
 
 @dataclass(frozen=True)

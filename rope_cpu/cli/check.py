@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import onnx
 
-from rope_cpu import RotaryEmbedding, command_line, export
+from rope_cpu import RotaryEmbedding, export
 from rope_cpu.accuracy.tolerance import half_ulp, table_bound
 from rope_cpu.arguments.texts import cut
 from rope_cpu.array_types import Float64
+from rope_cpu.cli import command_line
 from rope_cpu.cli.layer_rotations import maximum_context, pair_frequencies, rotations_from_arguments
 from rope_cpu.export.files import model_path
 from rope_cpu.export.foreign import ForeignGraph, Rotation, inlined

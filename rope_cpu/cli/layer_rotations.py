@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.texts import escaped
 from rope_cpu.array_types import Float64, Int64
-from rope_cpu.command_line import UsageError
+from rope_cpu.cli.command_line import UsageError
 from rope_cpu.configs.attention_facts import Attention
 from rope_cpu.configs.layers import layer_parameters
 from rope_cpu.configs.model_config import ModelConfig

@@ -13,7 +13,7 @@ from typing import NoReturn
 import rope_cpu
 from rope_cpu.arguments.errors import AnyArgumentError
 from rope_cpu.arguments.texts import did_you_mean, escaped, shown
-from rope_cpu.command_line import OutputError, UsageError
+from rope_cpu.cli.command_line import OutputError, UsageError
 from rope_cpu.kernels.threads import read_variables
 
 # Subcommand → module and summary. A module offers add_arguments(parser) and run(args) → exit code;
@@ -24,11 +24,11 @@ COMMANDS = {
         "check that the NumPy kernels and ONNX models are within tolerance",
     ),
     "bench": (
-        "rope_cpu.bench.cli",
+        "rope_cpu.cli.bench",
         "measure the speed on this machine, against its memory bandwidth and other libraries",
     ),
     "export": (
-        "rope_cpu.export.cli",
+        "rope_cpu.cli.export",
         "write the rotation of a model, or its attention, as a validated ONNX file",
     ),
     "check": (

@@ -18,15 +18,7 @@ from numpy.typing import NDArray
 
 from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import Float64
-from rope_cpu.cli.layer_rotations import (
-    SAME,
-    Axis,
-    LayerRotation,
-    changed_pairs,
-    pair_frequencies,
-    rotations_from_arguments,
-)
-from rope_cpu.command_line import (
+from rope_cpu.cli.command_line import (
     UsageError,
     add_config_arguments,
     add_pairing_arguments,
@@ -34,6 +26,14 @@ from rope_cpu.command_line import (
     config_from_arguments,
     print_lines,
     write_errors,
+)
+from rope_cpu.cli.layer_rotations import (
+    SAME,
+    Axis,
+    LayerRotation,
+    changed_pairs,
+    pair_frequencies,
+    rotations_from_arguments,
 )
 from rope_cpu.configs.attention_facts import FACTS, FULL_LAYERS, WINDOW_LAYERS, Attention
 from rope_cpu.configs.rope_parameters import is_latent

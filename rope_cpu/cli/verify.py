@@ -15,9 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rope_cpu.arguments.texts import escaped
-from rope_cpu.cli.layer_rotations import LayerRotation, rotations_from_arguments
-from rope_cpu.cli.verify_rows import TOKENS, Heads, Row, pairing, rows
-from rope_cpu.command_line import (
+from rope_cpu.cli.command_line import (
     UsageError,
     add_config_arguments,
     add_pairing_arguments,
@@ -26,6 +24,8 @@ from rope_cpu.command_line import (
     head_counts,
     write_errors,
 )
+from rope_cpu.cli.layer_rotations import LayerRotation, rotations_from_arguments
+from rope_cpu.cli.verify_rows import TOKENS, Heads, Row, pairing, rows
 from rope_cpu.configs.model_config import ModelConfig
 
 # Elements of q: eight times those of the largest models, and some 10 GB of references.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,6 @@ from rope_cpu.accuracy import attention as exact_attention
 from rope_cpu.accuracy import reference
 from rope_cpu.accuracy.tolerance import compare
 from rope_cpu.array_types import DTYPES, Array
-from rope_cpu.command_line import in_both_pairings
 from rope_cpu.export.targets import TARGETS
 from rope_cpu.export.validation.cases import ids_by_axis
 from rope_cpu.export.validation.report import Outcome, Report
@@ -73,8 +72,9 @@ def rows(rope: RotaryEmbedding, heads: Heads) -> Iterator[Row]:
     the pairing that is not the config's is verified in one dtype, and so is NumPy's attention:
     that of bfloat16 is that of float32 with a rounding of keys and values.
     """
-    half, interleaved = in_both_pairings(rope.spec)
-    other = half if rope.interleaved else interleaved
+    # Blocks are a property of half-split pairs only.
+    spec = replace(rope.spec, interleaved=not rope.interleaved, blocks=(rope.rotary_dim,))
+    other = RotaryEmbedding.from_spec(spec)
     for paired, dtypes in ((rope, DTYPES), (other, (OTHER_PAIRING_DTYPE,))):
         for dtype in dtypes:
             labels = ("rotation", dtype, pairing(paired))

@@ -6,7 +6,7 @@ import argparse
 
 from rope_cpu.arguments.errors import ArgumentTypeError
 from rope_cpu.array_types import DTYPE_LIST, DTYPES
-from rope_cpu.command_line import UsageError, print_lines
+from rope_cpu.cli.command_line import UsageError, print_lines
 from rope_cpu.kernels.append import CACHE_ELEMENTS
 from rope_cpu.kernels.compile import clear_cache
 from rope_cpu.warmup import cache_dtype_names, compile_kernels, dtype_names, kernel_builds

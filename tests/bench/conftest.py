@@ -5,11 +5,10 @@ import argparse
 import pytest
 
 import rope_cpu
-from rope_cpu.bench import cli
 from rope_cpu.bench.cases import all_cases
 from rope_cpu.bench.measure import measure
 from rope_cpu.bench.timing import Effort
-from rope_cpu.bench.workloads import known_model
+from rope_cpu.cli import bench as command
 
 
 @pytest.fixture
@@ -20,19 +19,20 @@ def quick():
 
 @pytest.fixture(scope="module")
 def cases():
-    return {case.name: case for case in all_cases(known_model("llama3-8b"))}
+    args = argparse.Namespace(config=None, model="llama3-8b", layer_type=None)
+    return {case.name: case for case in all_cases(command.model_from_arguments(args))}
 
 
 @pytest.fixture
 def bench(monkeypatch, quick):
     """Return a call that runs the command with as few rounds as there can be."""
-    monkeypatch.setattr(cli, "measure", lambda case: measure(case, quick))
+    monkeypatch.setattr(command, "measure", lambda case: measure(case, quick))
     threads = rope_cpu.get_num_threads()
 
     def run(*words):
         parser = argparse.ArgumentParser()
-        cli.add_arguments(parser)
-        return cli.run(parser.parse_args(words))
+        command.add_arguments(parser)
+        return command.run(parser.parse_args(words))
 
     yield run
     rope_cpu.set_num_threads(threads)

@@ -4,7 +4,8 @@ import argparse
 
 from text_configs import LLAMA3_SCALING
 
-from rope_cpu import RotaryEmbedding, command_line
+from rope_cpu import RotaryEmbedding
+from rope_cpu.cli import command_line
 
 
 def test_the_shipped_config_is_llama_3_1():

@@ -7,8 +7,8 @@ import pytest
 import text_configs
 from text_configs import LLAMA3_SCALING, PHI3
 
+from rope_cpu.cli.command_line import UsageError
 from rope_cpu.cli.layer_rotations import layer_rotations
-from rope_cpu.command_line import UsageError
 from rope_cpu.configs import reader
 
 pytest.importorskip("matplotlib")

@@ -6,7 +6,7 @@ import json
 import pytest
 from attention_runs import targets_of
 
-from rope_cpu.export import cli
+from rope_cpu.cli import export as command
 from rope_cpu.export.targets import TARGETS
 
 
@@ -34,8 +34,8 @@ def export_config(tmp_path):
         folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text(json.dumps(config))
         parser = argparse.ArgumentParser()
-        cli.add_arguments(parser)
+        command.add_arguments(parser)
         file = tmp_path / "out.onnx"
-        return cli.run(parser.parse_args([str(folder), "-o", str(file), *arguments])), file
+        return command.run(parser.parse_args([str(folder), "-o", str(file), *arguments])), file
 
     return call

@@ -7,8 +7,8 @@ import onnx
 import pytest
 
 from rope_cpu import RotaryEmbedding, export
-from rope_cpu.command_line import UsageError
-from rope_cpu.export import cli
+from rope_cpu.cli import export as command
+from rope_cpu.cli.command_line import UsageError
 
 CONFIG = {
     "model_type": "llama",
@@ -152,9 +152,9 @@ def test_a_pairing_is_asked_for(export_to):
 
 def test_a_missing_folder_is_refused(tmp_path):
     parser = argparse.ArgumentParser()
-    cli.add_arguments(parser)
+    command.add_arguments(parser)
     with pytest.raises(UsageError, match="there is no folder"):
-        cli.run(parser.parse_args(["-o", str(tmp_path / "missing" / "rope.onnx")]))
+        command.run(parser.parse_args(["-o", str(tmp_path / "missing" / "rope.onnx")]))
 
 
 def test_a_folder_instead_of_a_file_is_refused(export_to, tmp_path, monkeypatch):
@@ -166,10 +166,10 @@ def test_a_folder_instead_of_a_file_is_refused(export_to, tmp_path, monkeypatch)
 
 def test_a_suffix_of_another_format_is_refused_before_the_work(tmp_path, monkeypatch):
     parser = argparse.ArgumentParser()
-    cli.add_arguments(parser)
+    command.add_arguments(parser)
     monkeypatch.setattr(export, "validate", None)
     with pytest.raises(UsageError, match=r"`output` is .*a\.txt'; .*\.onnx"):
-        cli.run(parser.parse_args(["-o", str(tmp_path / "a.txt")]))
+        command.run(parser.parse_args(["-o", str(tmp_path / "a.txt")]))
     assert not list(tmp_path.iterdir())
 
 

@@ -9,7 +9,7 @@ import pytest
 from safetensors_files import write_safetensors
 
 from rope_cpu import export
-from rope_cpu.command_line import UsageError
+from rope_cpu.cli.command_line import UsageError
 from rope_cpu.export.targets.ort import runtime_takes_query_lengths
 
 HEADS = {

@@ -8,24 +8,30 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import rope_cpu
+from rope_cpu import RotaryEmbedding
 from rope_cpu.arguments.errors import ArgumentError
-from rope_cpu.arguments.texts import shown
-from rope_cpu.command_line import (
+from rope_cpu.arguments.texts import escaped, shown
+from rope_cpu.bench import plot, report
+from rope_cpu.bench.cases import all_cases
+from rope_cpu.bench.measure import Case, measure
+from rope_cpu.bench.results import Run, environment, load, save
+from rope_cpu.bench.workloads import MODELS, Model
+from rope_cpu.cli.command_line import (
     UsageError,
     check_file,
     check_picture,
+    head_counts,
     print_lines,
+    read_config,
+    rope_from_config,
     write_errors,
 )
+from rope_cpu.configs.reader import read
 from rope_cpu.kernels.threads import checked_thread_count
 
-from . import plot, report
-from .cases import all_cases
-from .measure import Case, measure
-from .results import Run, environment, load, save
-from .workloads import MODELS, Model, known_model, model_of_file
-
 _DEFAULT_MODEL = "llama3-8b"
+# Sequence length for frequencies that depend on it.
+_LENGTH = 4096
 _NOT_WITH_LIST = ("json", "plot", "compare")
 
 
@@ -46,8 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
         "--model",
-        help=f"model whose heads and rotation to use: {', '.join(MODELS)} "
-        f"(default: {_DEFAULT_MODEL})",
+        choices=MODELS,
+        default=_DEFAULT_MODEL,
+        help=f"model whose heads and rotation to use (default: {_DEFAULT_MODEL})",
     )
     source.add_argument(
         "--config",
@@ -111,7 +118,7 @@ def _list(args: argparse.Namespace) -> int:
     for option in _NOT_WITH_LIST:
         if getattr(args, option):
             raise ValueError(f"`--{option}` is given with `--list`, which times nothing")
-    model = _model(args)
+    model = model_from_arguments(args)
     cases = _all_cases(args, model)
     print_lines(report.listing(select(cases, args.patterns) if args.patterns else cases))
     return 0
@@ -122,7 +129,7 @@ def _run(args: argparse.Namespace) -> int:
         check_file(args.json)
     if args.plot:
         check_picture(args.plot)
-    model = _model(args)
+    model = model_from_arguments(args)
     cases = select(_all_cases(args, model), args.patterns)
     older = load(args.compare) if args.compare else None
     shapes = f"{model.name}: {model.heads} + {model.kv_heads} heads of {model.rope.head_dim}"
@@ -139,10 +146,20 @@ def _run(args: argparse.Namespace) -> int:
     return int(any(case.broken for case in run.cases))
 
 
-def _model(args: argparse.Namespace) -> Model:
-    if args.config:
-        return model_of_file(args.config, args.layer_type)
-    return known_model(_DEFAULT_MODEL if args.model is None else args.model, args.layer_type)
+def model_from_arguments(args: argparse.Namespace) -> Model:
+    """Return the model of --config or of --model, half-split for an unknown model type."""
+    if args.config is None:
+        name = args.model
+        config = read(MODELS[name])
+    else:
+        file = (args.config / "config.json" if args.config.is_dir() else args.config).absolute()
+        name = escaped(file.parent.name if file.stem == "config" else file.stem)
+        config = read_config(args.config)
+    try:
+        rope = RotaryEmbedding.from_config(config, layer_type=args.layer_type)
+    except (TypeError, ValueError):
+        rope = rope_from_config(config, args.layer_type, False)
+    return Model(name, *head_counts(config, args.layer_type), rope.at_length(_LENGTH))
 
 
 def _all_cases(args: argparse.Namespace, model: Model) -> list[Case]:

@@ -19,7 +19,7 @@ from rope_cpu.arguments.scalars import whole_number
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import DTYPES
 from rope_cpu.checkpoints.attention_layer import AttentionLayer, check_known, layer_type_at
-from rope_cpu.command_line import (
+from rope_cpu.cli.command_line import (
     UsageError,
     add_config_arguments,
     add_pairing_arguments,
@@ -33,14 +33,13 @@ from rope_cpu.command_line import (
 )
 from rope_cpu.configs.attention_facts import Attention
 from rope_cpu.configs.model_config import ModelConfig
-
-from . import files
-from .checkpoint import check_mask, exported_layer, layer_options, layer_weights
-from .checks import ATTENTION_POSITIONS, CACHES, MASKS, POSITIONS
-from .graph import LAYOUTS
-from .options import NAMES
-from .targets import TARGETS
-from .validation.validate import MAX_SEED
+from rope_cpu.export import files
+from rope_cpu.export.checkpoint import check_mask, exported_layer, layer_options, layer_weights
+from rope_cpu.export.checks import ATTENTION_POSITIONS, CACHES, MASKS, POSITIONS
+from rope_cpu.export.graph import LAYOUTS
+from rope_cpu.export.options import NAMES
+from rope_cpu.export.targets import TARGETS
+from rope_cpu.export.validation.validate import MAX_SEED
 
 GRAPH_OPTIONS = ("target", "dtype", "layout", "positions", "max_positions", "opset")
 ATTENTION_GRAPH_OPTIONS = ("mask", "cache", "cache_dtype", "batch_chunks", "name_prefix", "names")

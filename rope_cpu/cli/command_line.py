@@ -6,7 +6,6 @@ import argparse
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from rope_cpu.arguments.texts import escaped, shown
 from rope_cpu.configs.model_config import HEADS_KEYS, ModelConfig
 from rope_cpu.configs.model_types import data
 from rope_cpu.configs.reader import read
-from rope_cpu.frequencies.spec import RopeSpec
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
 DEFAULT_CONFIG = "llama3.1-8b.json"
@@ -140,33 +138,6 @@ def rope_from_config(
         )
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
-
-
-def both_pairings(
-    config: ModelConfig, layer_type: str | None
-) -> tuple[RotaryEmbedding, RotaryEmbedding, bool | None]:
-    """Return the rotation of a config in half-split pairs, and the same in interleaved pairs.
-
-    The third value is True if the model's own pairs are interleaved, and None for an unknown model
-    type. Raises UsageError if the config describes no rotation.
-    """
-    own: bool | None
-    try:
-        spec = config.spec(layer_type)
-        own = spec.interleaved
-    except (TypeError, ValueError):
-        spec = rope_from_config(config, layer_type, False).spec
-        own = None
-    half, interleaved = in_both_pairings(spec)
-    return half, interleaved, own
-
-
-def in_both_pairings(spec: RopeSpec) -> tuple[RotaryEmbedding, RotaryEmbedding]:
-    """Return a rotation in half-split pairs, and the same in interleaved pairs."""
-    half = replace(spec, interleaved=False)
-    # Blocks are a property of half-split pairs only.
-    interleaved = replace(spec, interleaved=True, blocks=(spec.rotary_dim,))
-    return RotaryEmbedding.from_spec(half), RotaryEmbedding.from_spec(interleaved)
 
 
 def head_counts(config: ModelConfig, layer_type: str | None) -> tuple[int, int]:
