@@ -156,6 +156,7 @@ NEUTRAL: list[tuple[str, dict[str, Any]]] = [
     ("mistral", {"window_size": 4096, "key_multiplier": 1.0}),
     ("gemma2", {"attn_logit_softcap": 50.0, "attention_scale": 0.0625, "is_decoder": True}),
     ("gpt_oss", {"attention_sinks": True, "final_logit_softcapping": 30.0}),
+    ("falcon", {"parallel_attn": False, "num_ln_in_parallel_attn": 1}),
     ("modernbert", {"causal": False, "bidirectional": True}),
 ]
 
