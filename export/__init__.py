@@ -16,6 +16,7 @@ except ImportError as error:
 from .attention_model import export_attention
 from .checkpoint import attention_options, attention_weights
 from .files import save
+from .foreign_check import check
 from .merging import merge
 from .rope_model import export_rope
 from .validation.report import Report
@@ -27,6 +28,7 @@ __all__ = [
     "attention_options",
     "attention_weights",
     "bind",
+    "check",
     "export_attention",
     "export_rope",
     "merge",

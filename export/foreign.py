@@ -45,7 +45,7 @@ SELECTING = ("Cast", "Identity", "Where")
 INLINED_NODES = 1_000_000
 
 
-class Step(NamedTuple):
+class Link(NamedTuple):
     """The node that makes a value, from a source.
 
     stage: the number of products and sines up to the value, at most 2, index of `CHANGING`.
@@ -56,11 +56,11 @@ class Step(NamedTuple):
     stage: int
 
 
-# The values that have the elements of a tensor, nearest first; the tensor itself has no step.
-Flow = dict[str, Step]
+# The values that have the elements of a tensor, nearest first; the tensor itself has no link.
+Flow = dict[str, Link]
 
 
-class Rotation(NamedTuple):
+class GraphRotation(NamedTuple):
     """A rotation of a graph.
 
     names: of its tables, or of its frequencies. source: the operators.
@@ -97,12 +97,12 @@ class ForeignGraph:
             if node.input and node.output:
                 self._trace(node)
 
-    def rotations(self) -> list[Rotation]:
+    def rotations(self) -> list[GraphRotation]:
         """Return the rotations: each tensor of frequencies, and each pair of tables, is one.
 
         Raises ValueError if there are none, or if an operator has none of these.
         """
-        found: dict[tuple[str, ...], Rotation] = {}
+        found: dict[tuple[str, ...], GraphRotation] = {}
         computed: set[str] = set()
         for name, tensor in self.tensors.items():
             if max(tensor.dims, default=1) == np.prod(tensor.dims) > 1:
@@ -140,7 +140,7 @@ class ForeignGraph:
         """Return the values of a tensor."""
         return numpy_helper.to_array(self.tensors[name], self.folder)
 
-    def _tabulated(self, names: tuple[str, ...], node: NodeProto) -> Rotation:
+    def _tabulated(self, names: tuple[str, ...], node: NodeProto) -> GraphRotation:
         """Return the rotation of an operator by tables of cos and sin, each (rows, pairs).
 
         Raises ValueError if they are no tensors, not finite, or have no row of position 1.
@@ -161,7 +161,9 @@ class ForeignGraph:
 
         interleaved = _flag(node, "interleaved")
         values = partial(tables.take, axis=1)
-        return Rotation(names, node.op_type, interleaved, fitted(tables), rows, values, replace)
+        return GraphRotation(
+            names, node.op_type, interleaved, fitted(tables), rows, values, replace
+        )
 
     def _flow(self, name: str) -> Flow:
         """Return the values that have the elements of a tensor.
@@ -177,7 +179,7 @@ class ForeignGraph:
                 value = node.output[0]
                 if value != name and value not in flow and self._continues(stage, node, source):
                     changes = node.op_type in (*PRODUCTS, *SINES)
-                    flow[value] = Step(node, source, min(stage + changes, 2))
+                    flow[value] = Link(node, source, min(stage + changes, 2))
                     sources.append(value)
         return flow
 
@@ -196,7 +198,7 @@ class ForeignGraph:
         arrays = [self._array(name) for name in node.input if name in self.tensors]
         return next((array.ravel() for array in arrays if array.size == 1), 0)
 
-    def _computed(self, name: str, flow: Flow, sines: list[str]) -> Rotation:
+    def _computed(self, name: str, flow: Flow, sines: list[str]) -> GraphRotation:
         """Return the rotation by angles that the graph computes from a product with frequencies.
 
         Its cos and sin are those of NumPy, as the rounding of the product outweighs all else.
@@ -208,7 +210,7 @@ class ForeignGraph:
         interleaved = any(_flag(node, "interleaved") or strided & {*node.input} for node in readers)
         values = partial(self._values, name, _path(flow, next(reversed(flow))))
         replace = partial(self._widen, name, flow, sines)
-        return Rotation((name,), "Cos and Sin", interleaved, inv_freq, 0, values, replace)
+        return GraphRotation((name,), "Cos and Sin", interleaved, inv_freq, 0, values, replace)
 
     def _values(self, name: str, path: list[NodeProto], ids: Array) -> Array:
         """Return the elements after nodes: angles of positions, and then both cos and sin."""

@@ -26,3 +26,6 @@ export.export_rope(rope, target="onnxruntime")  # type: ignore[arg-type]
 export.export_attention(rope, num_heads=4, mask="bool", cache="shared")
 export.export_attention(rope, num_heads=4, mask="causal")  # type: ignore[arg-type]
 export.export_attention(rope, num_heads=4, cache="paged")  # type: ignore[arg-type]
+report = export.check("model.onnx", {"full_attention": rope}, positions=4096)
+print(report.passed, report.max_abs_error)
+export.check("model.onnx", [rope])  # type: ignore[arg-type]

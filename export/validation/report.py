@@ -1,4 +1,4 @@
-"""The results of a validation: an Outcome for each case, and the Report of all."""
+"""The results of `validate` and `check`: an Outcome for each case or rotation, and the Report."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rope_cpu.arguments.texts import escaped
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one case of a validation.
+    """The result of one case of `validate`, or of one rotation of `check`.
 
     Attributes
     ----------
     case : str
-        Name of the case.
+        Name of the case, or of the rotation's tables or frequencies.
     seed : int
         Seed of its random inputs.
     shape : tuple of int
-        Shape of the first tensor, (batch, tokens, heads, head_dim) or (batch, tokens, in); empty
-        for static checks.
+        Shape of the first tensor, (batch, tokens, heads, head_dim) or (batch, tokens, in), or of
+        cos, (positions, pairs); empty for static checks.
     error : float
         Largest |result − exact|.
     ratio : float
@@ -35,6 +35,8 @@ class Outcome:
         Whether the model must refuse to run.
     largest_input : float
         Largest |element| of the first inputs: queries and keys, or hidden states.
+    facts : dict
+        Of `check`: the values that were read and measured, by name.
 
     Examples
     --------
@@ -54,6 +56,7 @@ class Outcome:
     problem: str = ""
     refused: bool = False
     largest_input: float = 0.0
+    facts: dict[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def passed(self) -> bool:
@@ -75,14 +78,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Report:
-    """The result of `validate`; `str(report)` is a table of all cases.
+    """The result of `validate` or `check`; `str(report)` is a table of all outcomes.
 
     Attributes
     ----------
     title : str
-        Kind, target, dtype and opset of the model.
+        Kind, target, dtype and opset of the model, or the path of a file of others.
     outcomes : tuple of Outcome
-        The static checks, then one outcome per case.
+        The static checks, then one outcome per case; of `check`, one per rotation.
 
     Examples
     --------
@@ -154,10 +157,14 @@ class Report:
             f"  largest error {self.max_abs_error:.3e}; worst case: {self.worst.case} "
             f"(seed {self.worst.seed})"
         )
+        lines = [f"{self.title}: {verdict}", worst]
         largest_input = max((outcome.largest_input for outcome in self.outcomes), default=0.0)
-        inputs = f"  inputs reach ±{largest_input:.4g}, and errors grow with them"
-        lines = [f"{self.title}: {verdict}", worst, inputs]
-        lines += [f"  {outcome}" for outcome in self.outcomes]
+        if largest_input:
+            lines.append(f"  inputs reach ±{largest_input:.4g}, and errors grow with them")
+        for outcome in self.outcomes:
+            lines.append(f"  {outcome}")
+            known = {name: value for name, value in outcome.facts.items() if value is not None}
+            lines += [f"    {name:<27} {value}" for name, value in known.items()]
         return "\n".join(map(escaped, lines))
 
 

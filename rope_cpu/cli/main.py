@@ -44,7 +44,7 @@ _OPTIONAL_PACKAGES = ("rich", "matplotlib", "onnx", "onnxruntime", "safetensors"
 _INSTALL = 'pip install "rope-cpu[all]"'
 
 # Arguments of the commands that are no options.
-_POSITIONAL = ("config", "dtypes", "patterns")
+_POSITIONAL = ("config", "dtypes", "model", "patterns")
 
 _BAD_USAGE = 2
 _INTERRUPTED = 130  # as a shell reports a process that SIGINT ended

@@ -613,8 +613,34 @@ def test_each_fact_is_a_line(tmp_path, capsys):
     export.save(graph_of_tables(float32_tables(4096)), path)
     assert main.main(["check", str(path)]) == 1
     lines = capsys.readouterr().out.split("\n")
-    assert "  pairs                       8" in lines
-    assert any(line.startswith("  largest error below 4096    ") for line in lines)
+    assert "    pairs                       8" in lines
+    assert any(line.startswith("    largest error below 4096    ") for line in lines)
+
+
+def test_python_gets_what_the_command_prints(check, tmp_path):
+    """Of a file, and of the model in memory, which stays as it is."""
+    model = graph_of("dynamo, opset 18", float32_frequencies())
+    before = model.SerializeToString()
+    _, (printed,), _ = check(model)
+    rope = RotaryEmbedding.from_config(CONFIG)
+    for source in (model, tmp_path / "model.onnx"):
+        report = export.check(source, rope)
+        (outcome,) = report.outcomes
+        assert not report.passed
+        assert report.max_abs_error == outcome.error > 1e-3
+        assert outcome.facts | {"config": "all layers"} == {
+            name: printed["rotations"][0][name] for name in outcome.facts
+        }
+    assert model.SerializeToString() == before
+    assert export.check(model, {"other": RotaryEmbedding(32), "own": rope}).worst.problem == ""
+
+
+def test_a_config_of_more_positions_than_are_compared(check, monkeypatch):
+    """Errors of 10^15 positions would take years, and more memory than there is."""
+    monkeypatch.setattr("rope_cpu.cli.check.FARTHEST", 8192)
+    model = graph_of("dynamo, opset 18", float32_frequencies())
+    _, (report,), _ = check(model, CONFIG | {"max_position_embeddings": 10**15})
+    assert "largest error below 8192" in report["rotations"][0]
 
 
 def with_cos_from_outside():
@@ -669,7 +695,7 @@ onnx.external_data_helper.set_external_data(EXTERNAL.graph.initializer[0], "gone
             (),
             "cos, sin must be finite",
         ),
-        (b"\0damaged", (), "model.onnx cannot be read"),
+        (b"\0damaged", (), "`model` cannot be read"),
         (EXTERNAL.SerializeToString(), (), "gone.data"),
         (WITHOUT.SerializeToString(), ("--fix",), "`--fix` and `-o` need each other"),
         (WITHOUT.SerializeToString(), ("-o", "OUT"), "`--fix` and `-o` need each other"),

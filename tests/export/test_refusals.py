@@ -192,6 +192,11 @@ FILES = [
     (lambda: export.validate("x" * 10**6, PLAIN), ValueError, "`model` is 'xxx"),
     (lambda: export.validate("a\0b", PLAIN), ValueError, "`model` is 'a\\x00b'"),
     (lambda: export.validate(MODEL, PLAIN, seed=HUGE), ValueError, "`seed` is an integer of"),
+    (lambda: export.check(3, PLAIN), TypeError, "`model` is a int; it must be an onnx.ModelProto"),
+    (lambda: export.check(MODEL, [PLAIN]), TypeError, "`rope` is a list"),
+    (lambda: export.check(MODEL, {"all": LONG}), ValueError, "`rope` has rope type 'dynamic'"),
+    (lambda: export.check(MODEL, positions=2**25), ValueError, "`positions` is 33554432"),
+    (lambda: export.check(__file__), ValueError, "`model` cannot be read: "),
 ]
 ROWS = [*ROPE, *ATTENTION, *FILES]
 
