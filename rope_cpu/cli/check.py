@@ -40,7 +40,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         reports = list(_reports(args, ropes, min(maximum, FARTHEST)))
     except ArgumentError as error:
-        raise command_line.UsageError(str(error)) from error
+        subject = str(args.model) if error.argument == "model" else f"`{error.argument}`"
+        raise command_line.UsageError(error.text(subject)) from error
     text = json.dumps([_as_dict(report) for report in reports], indent=2)
     lines = text if args.json else "\n\n".join(map(str, reports))
     command_line.print_lines(lines.split("\n"))

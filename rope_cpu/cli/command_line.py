@@ -31,7 +31,7 @@ class OutputError(UsageError):
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print lines at once; the commands print nothing otherwise, but for the tables of rich.
+    """Print lines at once; the commands print nothing otherwise.
 
     Names and values of files are among them, so control characters and line breaks are escaped.
     """

@@ -40,7 +40,7 @@ COMMANDS = {
 }
 
 # Packages of the extras; `verify` needs two extras, so that the error names the one of all.
-_OPTIONAL_PACKAGES = ("rich", "matplotlib", "onnx", "onnxruntime", "safetensors")
+_OPTIONAL_PACKAGES = ("matplotlib", "onnx", "onnxruntime", "safetensors")
 _INSTALL = 'pip install "rope-cpu[all]"'
 
 # Arguments of the commands that are no options.

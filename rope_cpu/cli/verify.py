@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
-from collections.abc import Sequence
+import textwrap
 from importlib.metadata import version
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from rope_cpu import export
 from rope_cpu.arguments.texts import escaped
 from rope_cpu.cli.command_line import (
     UsageError,
@@ -22,6 +18,7 @@ from rope_cpu.cli.command_line import (
     check_file,
     config_from_arguments,
     head_counts,
+    print_lines,
     write_errors,
 )
 from rope_cpu.cli.layer_rotations import LayerRotation, rotations_from_arguments
@@ -35,13 +32,13 @@ WIDTH = 100
 LEAST_WIDTH = 80  # the table would lose digits in fewer columns
 LEGEND = (
     "max error: largest difference from the exact rotation, or from attention in float64. "
-    "of tolerance: largest share of the error allowed to an element, of a rotation ½ ulp + "
+    "tolerance: largest share of the error allowed to an element, of a rotation ½ ulp + "
     "3·u·A·(|a| + |b|); above 100 % a row fails. Results of 16 bits have most of it from their own "
     "rounding. worst case: the case of that element. Those of ONNX are the cases of "
     "`export.validate`, whose inputs reach thousands."
 )
-_STYLES = {"ok": "green", "FAIL": "bold red", "not offered": "yellow"}
-_HEADER = ("", "dtype", "pairing", "by", "max error", "of tolerance", "worst case", "")
+_ROW = "{:9} {:8} {:11} {:9} {:>9} {:>9} {:4} {}"
+_HEADER = _ROW.format("", "dtype", "pairing", "by", "max error", "tolerance", "", "worst case")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,28 +64,15 @@ def run(args: argparse.Namespace) -> int:
     if not any(heads):
         names = ", ".join(rotation.layer_type or "all layers" for rotation in rotations)
         raise UsageError(f"nothing to verify: {names} are not rotated")
-    layers: dict[str | None, list[Row]] = {}
-    for rotation, counts in zip(rotations, heads, strict=True):
-        found = _found(rotation, counts) if counts else []
-        _print_layers(model, rotation, counts, found)
-        layers[rotation.layer_type] = found
-    _print(LEGEND, style="dim")
+    layers = {
+        rotation.layer_type: _verified(model, rotation, counts)
+        for rotation, counts in zip(rotations, heads, strict=True)
+    }
+    _print(LEGEND)
     if args.json is not None:
         _write_json(args.json, model, layers)
     failed = any(row.verdict == "FAIL" for found in layers.values() for row in found)
     return 1 if failed else 0
-
-
-def _found(rotation: LayerRotation, heads: Heads) -> list[Row]:
-    """Return the rows of a layer type; without a terminal, print a line for each as it is found."""
-    console = Console(stderr=True)
-    found = []
-    with console.status("verifying; the first run compiles kernels for half a minute"):
-        for row in rows(rotation.rope, heads):
-            found.append(row)
-            if not console.is_terminal:
-                console.print(f"verified {row.part} {row.dtype} {row.pairing} by {row.by}")
-    return found
 
 
 def _heads(config: ModelConfig, rotation: LayerRotation) -> Heads | None:
@@ -105,46 +89,41 @@ def _heads(config: ModelConfig, rotation: LayerRotation) -> Heads | None:
     return heads
 
 
-def _print_layers(
-    model: str, rotation: LayerRotation, heads: Heads | None, found: Sequence[Row]
-) -> None:
-    """Print what a layer type rotates, the table of its rows, and why others are not offered."""
+def _verified(model: str, rotation: LayerRotation, heads: Heads | None) -> list[Row]:
+    """Print what a layer type rotates, and each row as soon as it is known; return the rows."""
     name = model if rotation.layer_type is None else f"{model}, {rotation.layer_type}"
     if heads is None:
-        _print(escaped(f"{name}: not rotated") + "\n", markup=False)
-        return
+        print_lines([f"{name}: not rotated", ""])
+        return []
     rope = rotation.rope
     facts = f"rope type {rope.rope_type}, {rope.rotary_dim} of {rope.head_dim} elements rotated"
-    facts += f" in {pairing(rope)} pairs; q ({heads[0]} heads) and k ({heads[1]})"
-    _print(escaped(f"{name}: {facts}"), markup=False)
-    _print("")
-    _print(_table(found))
-    _print("")
+    _print(f"{name}: {facts} in {pairing(rope)} pairs; q ({heads[0]} heads) and k ({heads[1]})")
+    print_lines(["", _HEADER])
+    found = []
+    for row in rows(rope, heads):
+        found.append(row)
+        if row.report is not None:
+            _print(_line(row, row.report), len(_HEADER) - len("worst case"))
+    print_lines([""])
     refusals = {f"not offered by {row.by}: {row.refused}": None for row in found if row.refused}
     for line in refusals:
-        _print(escaped(line), markup=False, style=_STYLES["not offered"])
+        _print(line)
+    return found
 
 
-def _print(content: str | Table, **options: Any) -> None:
-    """Print by rich; captured, since it would end the process if the reader stops reading."""
-    columns = get_terminal_size((WIDTH, 0)).columns
-    console = Console(highlight=False, width=min(WIDTH, max(LEAST_WIDTH, columns)))
-    with console.capture() as captured:
-        console.print(content, **options)
-    print(re.sub(r" +\n", "\n", captured.get()), end="", flush=True)
+def _line(row: Row, report: export.Report) -> str:
+    """Return the line of a row that is offered."""
+    worst = report.worst
+    share = "> 1000%" if worst.ratio > 10 else f"{worst.ratio:.1%}"
+    figures = (f"{report.max_abs_error:.2e}", share, row.verdict)
+    return _ROW.format(row.part, row.dtype, row.pairing, row.by, *figures, worst.case)
 
 
-def _table(found: Sequence[Row]) -> Table:
-    """Return the table of the rows that are offered."""
-    table = Table(*_HEADER, box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for row in found:
-        if row.report is not None:
-            worst = row.report.worst
-            labels = (row.part, row.dtype, row.pairing, row.by)
-            share = "> 1000%" if worst.ratio > 10 else f"{worst.ratio:.1%}"
-            figures = (f"{row.report.max_abs_error:.2e}", share, worst.case)
-            table.add_row(*labels, *figures, f"[{_STYLES[row.verdict]}]{row.verdict}[/]")
-    return table
+def _print(text: str, indent: int = 0) -> None:
+    """Print a text in lines that fit the screen; indent: of the second line and all after it."""
+    columns = min(WIDTH, max(LEAST_WIDTH, get_terminal_size((WIDTH, 0)).columns))
+    wrapper = textwrap.TextWrapper(columns, "", " " * indent, break_on_hyphens=False)
+    print_lines(wrapper.wrap(escaped(text)))
 
 
 def _write_json(path: Path, model: str, layers: dict[str | None, list[Row]]) -> None:

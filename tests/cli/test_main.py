@@ -151,7 +151,7 @@ def test_help_imports_no_extra(run_program):
     from rope_cpu.cli.main import main
     try: main(["--help"])
     except SystemExit: pass
-    print({"onnx", "onnxruntime", "rich", "matplotlib", "torch"} & set(sys.modules))
+    print({"onnx", "onnxruntime", "matplotlib", "torch"} & set(sys.modules))
     """
     assert run_program(program)[0].endswith("set()\n")
 
@@ -172,7 +172,6 @@ WEIGHTS_OF_A_LAYER = "--attention --weights a.safetensors --layer 0 -o a.onnx"
 @pytest.mark.parametrize(
     ("package", "words"),
     [
-        ("rich", "verify"),
         ("onnx", "verify"),
         ("onnxruntime", "verify"),
         ("safetensors", f"export config.json {WEIGHTS_OF_A_LAYER}"),

@@ -14,9 +14,7 @@ from safetensors_files import write_safetensors
 
 from rope_cpu.arguments.texts import MAX_CHARACTERS, cut, escaped, shown
 from rope_cpu.cli import main as cli
-from rope_cpu.cli import verify, verify_rows
-
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+from rope_cpu.cli import verify
 
 
 def test_escapes_are_those_of_repr():
@@ -175,17 +173,3 @@ def test_safetensors_files(printed, tmp_path):
     for index in ({"weight_map": MARK}, {"weight_map": {MARK: MARK}}):
         (tmp_path / "a.safetensors.index.json").write_text(json.dumps(index))
         printed(*words, "a.safetensors.index.json")
-
-
-def test_our_own_colours_are_printed(monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setattr(verify_rows, "TOKENS", 2)
-    monkeypatch.setattr(verify_rows, "TARGETS", {})
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(CONFIGS["layers"]))
-    assert cli.main(["verify", "--half", str(file)]) == 0
-    text = capsys.readouterr().out
-    assert "\x1b[32mok\x1b[0m" in text
-    check_printed(COLOUR.sub("", text))
-    assert WRITTEN in text

@@ -695,7 +695,7 @@ onnx.external_data_helper.set_external_data(EXTERNAL.graph.initializer[0], "gone
             (),
             "cos, sin must be finite",
         ),
-        (b"\0damaged", (), "`model` cannot be read"),
+        (b"\0damaged", (), "model.onnx cannot be read"),
         (EXTERNAL.SerializeToString(), (), "gone.data"),
         (WITHOUT.SerializeToString(), ("--fix",), "`--fix` and `-o` need each other"),
         (WITHOUT.SerializeToString(), ("-o", "OUT"), "`--fix` and `-o` need each other"),
