@@ -18,7 +18,7 @@ from rope_cpu.array_types import DTYPES, Array
 from . import attention, peers, rotations, serving
 from .attention import Attended
 from .measure import Case, Contenders, on_threads
-from .serving import HEAD_DIM, HEADS, KV_HEADS, Move, Step
+from .serving import HEAD_DIM, HEADS, KV_HEADS, Appended, Move
 from .workloads import Model, Workload
 
 OURS: Contenders = {
@@ -161,7 +161,7 @@ def _serving() -> Iterator[Case]:
         name = f"serving-{tokens}/float32{suffix}"
         words = "appended with norms" if normed else "appended"
         what = f"{_tokens(tokens)} {words}, {_HEADS}, float32 to {cache}"
-        step = Step(tokens, cache, normed)
+        step = Appended(tokens, cache, normed)
         yield Case(name, what, step, STEPS_OURS, STEPS_PEERS, default=tokens == 32)
 
 

@@ -13,7 +13,7 @@ from numba import njit, prange
 import rope_cpu
 from rope_cpu.arguments.texts import first_line
 
-from .results import Result, Row, available_memory
+from .results import Result, Timing, available_memory
 from .rotations import UnavailableError
 from .timing import Call, Effort, interleave
 from .workloads import allocate
@@ -54,14 +54,14 @@ def measure(case: Case, effort: Effort | None = None) -> Result:
     needed = bytes_of_row * (len(case.ours) + len(case.peers))
     if needed > available_memory():
         reason = f"needs {needed / 2**30:.1f} GiB of memory, more than is free"
-        result.rows.append(Row("all rows", "ours", "skipped", reason))
+        result.rows.append(Timing("all rows", "ours", "skipped", reason))
         return result
     calls = []
     # The limit comes last: kernels of rope_cpu choose the threading layer of Numba.
     roles = {"ours": case.ours, "peer": case.peers, "limit": _limits()}
     for role, contenders in roles.items():
         for name, prepare in contenders.items():
-            row = Row(name, role)
+            row = Timing(name, role)
             result.rows.append(row)
             call = _checked_call(row, partial(prepare, case.workload))
             if call is not None:
@@ -119,7 +119,7 @@ def _threads(count: int) -> str:
     return "1 thread" if count == 1 else f"{count} threads"
 
 
-def _checked_call(row: Row, prepare: Callable[[], Call]) -> Call | None:
+def _checked_call(row: Timing, prepare: Callable[[], Call]) -> Call | None:
     """Prepare a call, call it once, and check the result if there is a check.
 
     Returns None if it cannot be timed, with the reason in `row`.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .report import duration, ratio_text, versions
-from .results import Result, Row, Run, machine, ratio
+from .results import Result, Run, Timing, machine, ratio
 
 _ROLES = {"ours": "rope_cpu", "peer": "other libraries"}
 _COLORS = {"ours": "#c8372d", "peer": "#4f6272", "limit": "#2f7d4f"}
@@ -78,7 +78,7 @@ def _labels(band: Sequence[Result]) -> list[str]:
     return list(dict.fromkeys(_label(row) for case in band for row in case.timed(*_ROLES)))
 
 
-def _label(row: Row) -> str:
+def _label(row: Timing) -> str:
     return f"rope_cpu {row.name}" if row.role == "ours" else row.name
 
 
@@ -112,7 +112,7 @@ def _draw_case(ax: Any, case: Result, labels: Sequence[str]) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def _dot_text(case: Result, row: Row) -> str:
+def _dot_text(case: Result, row: Timing) -> str:
     text = duration(row.seconds.median)
     if case.base is None or row is case.base:
         return text

@@ -8,7 +8,7 @@ from shutil import get_terminal_size
 from typing import Any
 
 from .measure import Case
-from .results import MedianEstimate, OlderRun, Result, Row, Run, conditions, machine, ratio
+from .results import MedianEstimate, OlderRun, Result, Run, Timing, conditions, machine, ratio
 
 WIDTH = 100
 # Formats of the lines of a case and of a comparison.
@@ -77,7 +77,7 @@ def case_lines(case: Result) -> Iterator[str]:
         yield from textwrap.wrap(text, WIDTH, subsequent_indent="    ", break_on_hyphens=False)
 
 
-def _cells(case: Result, row: Row) -> list[str]:
+def _cells(case: Result, row: Timing) -> list[str]:
     """Return the columns of a row."""
     seconds = row.seconds
     scale = _UNITS[_unit(seconds.median)]
@@ -92,7 +92,7 @@ def _cells(case: Result, row: Row) -> list[str]:
     return [*cells, *_ratio_cells(case, row)]
 
 
-def _ratio_cells(case: Result, row: Row) -> list[str]:
+def _ratio_cells(case: Result, row: Timing) -> list[str]:
     if row is case.base:
         return ["1", ""]
     if case.base is None or row.role == "limit":

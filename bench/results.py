@@ -75,7 +75,7 @@ def interval(values: list[float] | Float64) -> tuple[float, float]:
 
 
 @dataclass
-class Row:
+class Timing:
     """The outcome of one call: its samples, or the reason why there are none.
 
     role: "ours", "peer" or "limit" (of the machine).
@@ -104,21 +104,21 @@ class Result:
 
     name: str
     what: str
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Timing] = field(default_factory=list)
 
-    def timed(self, *roles: str) -> list[Row]:
+    def timed(self, *roles: str) -> list[Timing]:
         """Return the timed rows of these roles; without roles, all timed rows."""
         return [
             row for row in self.rows if row.status == "timed" and (not roles or row.role in roles)
         ]
 
     @property
-    def base(self) -> Row | None:
+    def base(self) -> Timing | None:
         """The row that ratios are relative to: the first timed row of rope_cpu."""
         return next(iter(self.timed("ours")), None)
 
     @property
-    def limit(self) -> Row | None:
+    def limit(self) -> Timing | None:
         """The limit of the machine: the fastest scaling of as many bytes."""
         return min(self.timed("limit"), key=lambda row: row.seconds.median, default=None)
 
@@ -128,7 +128,7 @@ class Result:
         return any(row.role == "ours" and row.status in ("wrong", "failed") for row in self.rows)
 
 
-def ratio(row: Row, base: Row) -> MedianEstimate:
+def ratio(row: Timing, base: Timing) -> MedianEstimate:
     """Return the time of a row relative to another one of its case.
 
     Ratios are taken round by round, so that what disturbs a whole round cancels.

@@ -46,7 +46,7 @@ _UNIT = 2.0**-24
 
 
 @dataclass(frozen=True)
-class Step:
+class Appended:
     """The projections of new tokens, the batch that they belong to, and the cache.
 
     tokens: new tokens, of up to 64 sequences. cache_dtype: of the cache; q, k and v are float32.
@@ -219,7 +219,7 @@ def _stored(x: Array, scale: Array | None, slots: Array) -> Float64:
     return stored if scale is None else stored * by_slot(scale)[slots, :, None]
 
 
-def append(step: Step) -> Call:
+def append(step: Appended) -> Call:
     """Norm, rotate and write by one call of `append`."""
     norms = {}
     if step.normed:
@@ -235,14 +235,14 @@ def append(step: Step) -> Call:
     return step.call(run, np.empty_like(q))
 
 
-def plan_alone(step: Step) -> Call:
+def plan_alone(step: Appended) -> Call:
     """Rotate q and k and write nothing: the least that a step of this library can take."""
     q, k, _ = step.projections()
     outs = (np.empty_like(q), np.empty_like(k))
     return Call(step.plan, [(q, k, outs)])
 
 
-def plan_and_numpy(step: Step) -> Call:
+def plan_and_numpy(step: Appended) -> Call:
     """Norm in NumPy, rotate by a plan, and write to the slots in NumPy."""
     plan = step.plan
     slots = step.batch.slot_mapping

@@ -17,13 +17,14 @@ from rope_cpu.caches.batch import Batch
 from rope_cpu.caches.kv_cache import KVCache
 from rope_cpu.caches.rms_norm import RMSNorm
 from rope_cpu.checkpoints.attention_layer import AttentionLayer, AttentionWeights, attention_layer
-from rope_cpu.functional import convert_weight, sinusoidal
 from rope_cpu.kernels.threads import get_num_threads, set_num_threads
 from rope_cpu.launch.attention import attention
 from rope_cpu.rotation.apply import apply_rotary
 from rope_cpu.rotation.embedding import RotaryEmbedding
 from rope_cpu.rotation.plan import RotaryPlan
+from rope_cpu.sinusoidal_table import sinusoidal
 from rope_cpu.warmup import warmup
+from rope_cpu.weight_pairing import convert_weight
 
 __version__ = "0.1.0"
 

@@ -1,7 +1,7 @@
 """Runs of the benchmarks with given times, for tests of what is printed, saved and drawn."""
 
 from rope_cpu.bench.cases import PEERS
-from rope_cpu.bench.results import Result, Row, Run
+from rope_cpu.bench.results import Result, Run, Timing
 
 ENVIRONMENT = {
     "processor": "A processor with a name as long as processors' names are, 64-core, 3.5 GHz",
@@ -17,7 +17,7 @@ ENVIRONMENT = {
 
 def timed_row(name, role, seconds, bytes_accessed=40960, wobble=0.01):
     samples = [seconds * (1 + wobble * (i % 5 - 2)) for i in range(15)]
-    return Row(name, role, samples=samples, bytes_accessed=bytes_accessed)
+    return Timing(name, role, samples=samples, bytes_accessed=bytes_accessed)
 
 
 def timed_case(ours=2e-6, name="prefill-32768/bfloat16/out", wobble=0.01):
@@ -26,8 +26,10 @@ def timed_case(ours=2e-6, name="prefill-32768/bfloat16/out", wobble=0.01):
     limits = [timed_row("limit, 1 thread", "limit", 1e-6)]
     limits.append(timed_row("limit, 128 threads", "limit", 2e-6))
     peers = [timed_row(name, "peer", 3e-3 * (i + 4)) for i, name in enumerate(PEERS)]
-    skipped = Row("a peer", "peer", "skipped", "a_package_with_a_long_name is not installed " * 2)
-    wrong = Row("another", "peer", "wrong", "its error is 1e+09 times the tolerance; not timed")
+    skipped = Timing(
+        "a peer", "peer", "skipped", "a_package_with_a_long_name is not installed " * 2
+    )
+    wrong = Timing("another", "peer", "wrong", "its error is 1e+09 times the tolerance; not timed")
     rows = [plan, timed_row("call", "ours", 2 * ours), *peers, skipped, wrong, *limits]
     return Result(name, "a description " * 20, rows=rows)
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rope_cpu.arguments.texts import escaped
 
@@ -100,9 +98,6 @@ class Report:
 
     title: str
     outcomes: tuple[Outcome, ...]
-    _replay: Callable[[Outcome], dict[str, NDArray[Any]]] = field(
-        default=lambda outcome: {}, repr=False, compare=False
-    )
 
     @property
     def passed(self) -> bool:
@@ -123,31 +118,6 @@ class Report:
             self.outcomes,
             key=lambda outcome: (not outcome.passed, np.nan_to_num(outcome.ratio, nan=np.inf)),
         )
-
-    def replay(self, outcome: Outcome | None = None) -> dict[str, NDArray[Any]]:
-        """Run a case again and return its arrays.
-
-        Parameters
-        ----------
-        outcome : Outcome, optional
-            The case to run; None: the worst.
-
-        Returns
-        -------
-        dict of str to ndarray
-            The model's inputs and results by name, and for each result `<name>_exact` and
-            `<name>_bound`, the exact values and their tolerance (names without `_rot`). Empty for a
-            case that runs no model, such as the static checks.
-
-        Examples
-        --------
-        >>> from rope_cpu import RotaryEmbedding, export
-        >>> rope = RotaryEmbedding(16)
-        >>> report = export.validate(export.export_rope(rope, max_positions=32), rope)
-        >>> sorted(report.replay())[:3]
-        ['k', 'k_bound', 'k_exact']
-        """
-        return self._replay(self.worst if outcome is None else outcome)
 
     def __str__(self) -> str:
         cases = len(self.outcomes)

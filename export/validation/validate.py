@@ -20,9 +20,9 @@ from ..checks import check_one_length, check_rotary_embedding
 from ..files import MAX_PATH_BYTES
 from ..metadata import read_options
 from ..options import AttentionOptions, RopeOptions
-from .attention_check import AttentionCheck
-from .check import Check, RopeCheck
+from .attention_validation import AttentionValidation
 from .report import Outcome, Report
+from .rope_validation import RopeValidation, Validation
 from .session import open_session
 
 # The largest seed.
@@ -94,21 +94,21 @@ def validate(
         failed = Outcome("load", seed, (), problem=f"onnxruntime cannot load it: {message}")
         return Report(title, (static, failed))
     folder = os.path.dirname(source) if isinstance(source, str) else ""
-    check = _build_check(session, rope, options, loaded, folder)
-    outcomes = [check.outcome(case, seed) for case in check.cases()]
-    return Report(title, (static, *outcomes), check.replay)
+    validation = _validation(session, rope, options, loaded, folder)
+    outcomes = [validation.outcome(case, seed) for case in validation.cases()]
+    return Report(title, (static, *outcomes))
 
 
-def _build_check(
+def _validation(
     session: onnxruntime.InferenceSession,
     rope: RotaryEmbedding,
     options: RopeOptions | AttentionOptions,
     model: onnx.ModelProto,
     folder: str,
-) -> Check:
-    """Return the check for a model; folder: of its external data."""
+) -> Validation:
+    """Return the validation for a model; folder: of its external data."""
     if isinstance(options, RopeOptions):
-        return RopeCheck(session, rope, options)
+        return RopeValidation(session, rope, options)
     arrays = {
         name.removeprefix(options.name_prefix): array
         for name, array in read_weights(model, folder).items()
@@ -118,7 +118,7 @@ def _build_check(
             finding = Finding(f"has no initializer '{options.name_prefix}{name}_weight'")
             rule = "have one, as its metadata hold options for that projection"
             raise ArgumentError("model", finding, rule)
-    return AttentionCheck(session, rope, options, arrays)
+    return AttentionValidation(session, rope, options, arrays)
 
 
 def _load(path: str) -> onnx.ModelProto:

@@ -14,7 +14,7 @@ from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import DTYPES, Array
 from rope_cpu.checkpoints.tensor_files import open_tensors
 from rope_cpu.configs.attention_facts import FACTS
-from rope_cpu.functional import convert_weight
+from rope_cpu.weight_pairing import convert_weight
 
 # Names inside the attention module of a layer, from the modules of transformers.
 QUERIES = ("q_proj", "query")

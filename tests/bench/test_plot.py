@@ -3,7 +3,7 @@
 import pytest
 from bench_runs import timed_row, timed_run
 
-from rope_cpu.bench.results import Result, Row
+from rope_cpu.bench.results import Result, Timing
 
 pytest.importorskip("matplotlib")
 
@@ -74,7 +74,7 @@ def test_every_case_with_several_implementations_has_dots_whiskers_and_texts(dra
 def test_cases_of_a_family_stand_side_by_side_with_common_rows(drawn):
     """The labels of rows stand on the left; a row that was not timed in any case has none."""
     left = two_rows("separate-512/float32")
-    left.rows.insert(2, Row("JAX jit", "peer", "skipped", "jax is not installed"))
+    left.rows.insert(2, Timing("JAX jit", "peer", "skipped", "jax is not installed"))
     right = two_rows("separate-512/float32/out")
     right.rows.insert(2, timed_row("ORT run", "peer", 9e-6))
     shown = panels(drawn(left, two_rows("decode-1/float32"), right))

@@ -5,7 +5,7 @@ import pytest
 
 from rope_cpu.bench import serving
 from rope_cpu.bench.cases import SERVING
-from rope_cpu.bench.serving import Move, Step
+from rope_cpu.bench.serving import Appended, Move
 
 UNIT = 2.0**-24
 FREQUENCIES = 5e5 ** (-np.arange(64) / 64)
@@ -32,7 +32,7 @@ def check(result, exact, roundings, more=0.0):
 @pytest.mark.parametrize("tokens", [1, 8, 128])
 @pytest.mark.parametrize("prepare", [serving.append, serving.plan_and_numpy])
 def test_every_step_norms_rotates_and_writes(prepare, tokens, cache_dtype, is_normed):
-    step = Step(tokens, cache_dtype, is_normed)
+    step = Appended(tokens, cache_dtype, is_normed)
     q, k, v = (x.astype(np.float64) for x in step.projections())
     call = prepare(step)
     (arguments,) = call.argument_sets
@@ -62,7 +62,7 @@ def test_every_step_norms_rotates_and_writes(prepare, tokens, cache_dtype, is_no
 
 
 def test_a_wrong_step_is_seen():
-    step = Step(8, "int8")
+    step = Appended(8, "int8")
     call = serving.append(step)
     (arguments,) = call.argument_sets
     queries = call.function(*arguments)

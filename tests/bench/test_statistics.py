@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binom
 
 from rope_cpu.bench import results
-from rope_cpu.bench.results import Row, estimate, interval
+from rope_cpu.bench.results import Timing, estimate, interval
 
 
 @pytest.mark.parametrize("count", [1, 5])
@@ -37,8 +37,8 @@ def test_the_interval_holds_the_median_as_often_as_it_says(count, rng):
 def test_drift_cancels_in_ratios(rng):
     drift = np.exp(np.linspace(0, 1, 20))
     noise = rng.uniform(0.99, 1.01, 20)
-    ours = Row("ours", "ours", samples=(2e-6 * drift).tolist())
-    theirs = Row("theirs", "peer", samples=(6e-6 * drift * noise).tolist())
+    ours = Timing("ours", "ours", samples=(2e-6 * drift).tolist())
+    theirs = Timing("theirs", "peer", samples=(6e-6 * drift * noise).tolist())
     ratio = results.ratio(theirs, ours)
     assert ratio.median == pytest.approx(3, rel=0.01)
     assert not ratio.meaningless

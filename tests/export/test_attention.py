@@ -267,12 +267,6 @@ def test_validate_finds_a_wrong_attention(target):
     assert export.validate(model, ROPE).passed
     report = export.validate(model, RotaryEmbedding(32, rope_theta=501.0))
     assert not report.passed
-    again = report.replay()
-    off = [
-        np.abs(again[n] - again[f"{n}_exact"]).max()
-        for n in ("attention", "present_key", "present_value")
-    ]
-    assert max(off) == report.worst.error
 
 
 def with_node_before_output(model, name, op, value):

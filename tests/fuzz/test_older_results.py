@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from refusals import check_text
 
 from rope_cpu.bench import report, results
-from rope_cpu.bench.results import Result, Row
+from rope_cpu.bench.results import Result, Timing
 
 ENVIRONMENT = {"processor": "a processor", "cores": 2, "threads": 2}
 ROWS = [
-    Row("one", "ours", samples=[1e-3, 1.1e-3, 1.2e-3, 1.3e-3], bytes_accessed=100),
-    Row("limit", "limit", samples=[1e-3, 1.1e-3, 1.2e-3, 1.3e-3], bytes_accessed=100),
-    Row("other", "ours", "skipped", "a reason"),
+    Timing("one", "ours", samples=[1e-3, 1.1e-3, 1.2e-3, 1.3e-3], bytes_accessed=100),
+    Timing("limit", "limit", samples=[1e-3, 1.1e-3, 1.2e-3, 1.3e-3], bytes_accessed=100),
+    Timing("other", "ours", "skipped", "a reason"),
 ]
 RUN = results.Run("llama3-8b", ENVIRONMENT, [Result("a case", "what", ROWS)])
 NUMBERS = (0.0, 1e-3, -1.0, float("nan"), float("inf"), 1e308, 10**400)

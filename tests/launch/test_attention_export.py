@@ -9,7 +9,7 @@ import rope_cpu
 from rope_cpu import export
 from rope_cpu.export.metadata import read_options
 from rope_cpu.export.targets import TARGETS
-from rope_cpu.export.validation.attention_check import AttentionCheck
+from rope_cpu.export.validation.attention_validation import AttentionValidation
 from rope_cpu.export.validation.cases import Case
 from rope_cpu.export.validation.session import open_session
 
@@ -58,7 +58,7 @@ def test_numpy_and_onnx_attend_alike(target, dtype, options, rng):
         )
     except ValueError as error:
         pytest.skip(str(error))
-    check = AttentionCheck(open_session(model), rope, read_options(model), {})
+    check = AttentionValidation(open_session(model), rope, read_options(model), {})
     case = Case("steps", 1, STEPS)
     inputs = check.draw(case, rng)
     by_onnx = check.run(case, inputs)["attention"]

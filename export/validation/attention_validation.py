@@ -1,4 +1,4 @@
-"""The checks of a model from `export_attention`: several steps against one pass in float64."""
+"""The validation of a model from `export_attention`: several steps against one pass in float64."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ from ..nodes import MASK_INPUT, PAST_LENGTHS
 from ..options import SCALES, AttentionOptions
 from ..targets import TARGETS
 from .cases import ATTENTION_CASES, SHARED_CACHE_CASES, Case, consecutive, ids_by_axis
-from .check import CaseInputs, Check, Expected, angle_rounding, from_layout, to_layout
+from .rope_validation import (
+    CaseInputs,
+    Expected,
+    Validation,
+    angle_rounding,
+    from_layout,
+    to_layout,
+)
 from .session import bind_arrays, run
 
 # Roundings of a norm beside its sum: mean, epsilon, root, quotient, offset and weight.
@@ -45,7 +52,7 @@ class Rotated(NamedTuple):
         return Estimate(self.estimate.value, self.estimate.variance + self.angle_bound**2 / 3)
 
 
-class AttentionCheck(Check):
+class AttentionValidation(Validation):
     """Runs sequences step by step and compares every step with one pass over all tokens.
 
     A shared cache is one buffer for rows of different length, which at first holds arbitrary

@@ -1,4 +1,4 @@
-"""Functions beside the rotation: conversion between the pairings, and sinusoidal tables."""
+"""Conversion of weights between the pairings."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rope_cpu.arguments import limits, scalars
-from rope_cpu.arguments.arrays import check_dtype, not_an_array
+from rope_cpu.arguments import scalars
+from rope_cpu.arguments.arrays import not_an_array
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
-from rope_cpu.array_types import Dtype
-from rope_cpu.frequencies.spec import LARGEST_FREQUENCY
-from rope_cpu.rotation.embedding import RotaryEmbedding
 
 Pairing = Literal["half", "interleaved"]
 
@@ -116,78 +113,3 @@ def _head_width(num_heads: int, head_dim: int | None, elements: int, axis: int) 
             "num_heads", finding, rule, "of a shard give the number of its own heads"
         )
     return width
-
-
-def sinusoidal(
-    num_positions: int,
-    dim: int,
-    *,
-    base: float = 10000.0,
-    interleaved: bool = True,
-    dtype: Dtype = np.float32,
-) -> NDArray[Any]:
-    """Return the table of sinusoidal position embeddings: sin and cos of position · base^(-2i/dim).
-
-    Parameters
-    ----------
-    num_positions : int
-        Rows of the table: positions 0 to num_positions - 1.
-    dim : int
-        Columns of the table. An odd dim has one more sine than cosines.
-    base : float
-        Base of the frequencies, in radians per position.
-    interleaved : bool
-        True: sin in even and cos in odd columns. False: sin in the first half and cos in the
-        second (RoFormer, XLM).
-    dtype : dtype
-        float32, float64, float16 or bfloat16. Exact values are rounded once; bfloat16 values below
-        2^-126 become zero.
-
-    Returns
-    -------
-    ndarray of `dtype`, shape (num_positions, dim)
-
-    Raises
-    ------
-    TypeError
-        If an argument has the wrong type or `dtype` is not supported.
-    ValueError
-        If an argument is out of range, or `base` gives a frequency above 2^40 radians per position.
-
-    References
-    ----------
-    Vaswani et al., "Attention Is All You Need", arXiv:1706.03762, section 3.5.
-    `RoFormerSinusoidalPositionalEmbedding` in transformers.
-
-    Examples
-    --------
-    >>> import rope_cpu
-    >>> rope_cpu.sinusoidal(2, 4, dtype="float64").round(2)
-    array([[0.  , 1.  , 0.  , 1.  ],
-           [0.84, 0.54, 0.01, 1.  ]])
-    """
-    rows = scalars.whole_number("num_positions", num_positions, 0)
-    columns = scalars.whole_number("dim", dim, 1, limits.HEAD_DIM)
-    scalars.check_table_size("num_positions", rows, rows, columns)
-    base = scalars.real_number("base", base)
-    table_dtype = check_dtype(dtype)
-    interleaved = scalars.boolean("interleaved", interleaved)
-    sines = (columns + 1) // 2
-    exponents = 2.0 * np.arange(sines) / columns
-    with np.errstate(over="ignore"):
-        fastest = base ** -exponents[-1]
-    if fastest > LARGEST_FREQUENCY:
-        rule = "give frequencies of at most 2^40 radians per position"
-        raise ArgumentError("base", base, rule, "choose a larger base")
-    rope = RotaryEmbedding.from_inv_freq(base**-exponents)
-    cos, sin = rope.cos_sin(np.arange(rows), table_dtype)
-    if interleaved:
-        sin_columns = slice(0, None, 2)
-        cos_columns = slice(1, None, 2)
-    else:
-        sin_columns = slice(sines)
-        cos_columns = slice(sines, None)
-    table = np.empty((rows, columns), dtype=table_dtype)
-    table[:, sin_columns] = sin
-    table[:, cos_columns] = cos[:, : columns // 2]
-    return table

@@ -1,4 +1,4 @@
-"""The steps of every check, draw, run and compare; and the check of a model from `export_rope`."""
+"""The steps of every validation, draw, run and compare; and that of a model from `export_rope`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Expected(NamedTuple):
     bound: Array
 
 
-class Check:
+class Validation:
     """Runs cases through a session; subclasses define cases, inputs, runs and exact results."""
 
     def __init__(
@@ -87,7 +87,8 @@ class Check:
     @np.errstate(all="ignore")  # a wrong model may return infinities
     def outcome(self, case: Case, seed: int) -> Outcome:
         """Run one case and compare its results."""
-        inputs = self._draw_seeded(case, seed)
+        # The inputs of a case depend on its name and the seed alone.
+        inputs = self.draw(case, np.random.default_rng([seed, zlib.crc32(case.name.encode())]))
         tensors = list(inputs.tensors.values())
         inputs_to = max(float(np.abs(x.astype(np.float64)).max(initial=0)) for x in tensors)
         outcome = Outcome(
@@ -123,31 +124,8 @@ class Check:
             return f"{name} is {result.dtype} {result.shape}; it must be {self.dtype} {shape}"
         return None
 
-    @np.errstate(all="ignore")
-    def replay(self, outcome: Outcome) -> dict[str, Array]:
-        """Return a case's inputs, results, exact values and bounds; {} for static checks."""
-        case = next((case for case in self.cases() if case.name == outcome.case), None)
-        if case is None:
-            return {}
-        inputs = self._draw_seeded(case, outcome.seed)
-        if case.must_fail:
-            return dict(inputs.feeds)
-        results = self.run(case, inputs)
-        arrays = inputs.feeds | results
-        for expected in self.expected(inputs, results):
-            stem = expected.name.removesuffix("_rot")
-            arrays[f"{stem}_exact"] = expected.exact.high
-            arrays[f"{stem}_bound"] = expected.bound
-            if self._shape_problem(expected, results.get(expected.name)) is not None:
-                break
-        return arrays
 
-    def _draw_seeded(self, case: Case, seed: int) -> CaseInputs:
-        """Return the inputs of a case, which depend on its name and the seed alone."""
-        return self.draw(case, np.random.default_rng([seed, zlib.crc32(case.name.encode())]))
-
-
-class RopeCheck(Check):
+class RopeValidation(Validation):
     """Compares with the exact rotation."""
 
     def cases(self) -> list[Case]:
