@@ -11,15 +11,15 @@ import numpy as np
 from rope_cpu.arguments import scalars
 from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.arguments.texts import cut
-from rope_cpu.checkpoints.attention_layer import (
+from rope_cpu.attention_layer import (
     AttentionLayer,
     check_known,
     layer_arrays,
     layer_of,
 )
-from rope_cpu.configs.attention_facts import Attention
-from rope_cpu.configs.model_config import ModelConfig
-from rope_cpu.configs.reader import read
+from rope_cpu.models.attention import Attention
+from rope_cpu.models.model import ModelConfig
+from rope_cpu.models.reader import read
 
 from .options import INPUT
 

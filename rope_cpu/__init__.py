@@ -13,10 +13,10 @@ step by a `Batch`, and calls `attention`. `rope_cpu.export` writes the same as O
 from typing import TYPE_CHECKING
 
 from rope_cpu import positions
+from rope_cpu.attention_layer import AttentionLayer, AttentionWeights, attention_layer
 from rope_cpu.caches.batch import Batch
 from rope_cpu.caches.kv_cache import KVCache
 from rope_cpu.caches.rms_norm import RMSNorm
-from rope_cpu.checkpoints.attention_layer import AttentionLayer, AttentionWeights, attention_layer
 from rope_cpu.kernels.threads import get_num_threads, set_num_threads
 from rope_cpu.launch.attention import attention
 from rope_cpu.rotation.apply import apply_rotary

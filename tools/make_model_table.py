@@ -1,4 +1,4 @@
-"""Write rope_cpu/configs/data/models.json: each model type's values for a silent config file.
+"""Write rope_cpu/models/data/models.json: each model type's values for a silent config file.
 
 The table holds facts only. The configuration classes of transformers give defaults, names and
 sub-configs. The modelling code (model_code.py) gives the config of a rotary module, the pairing,

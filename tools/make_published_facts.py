@@ -153,7 +153,7 @@ def facts(path: Path, name: str) -> dict[str, Any]:
     if name in REFUSED:
         return {**entry, "refused": REFUSED[name]}
     if name.startswith("diffusers/"):
-        return {**entry, "by": "tests/configs/test_published.py"}
+        return {**entry, "by": "tests/models/test_published.py"}
     if name in OWN_CODE:
         base, width, interleaved = OWN_CODE[name]
         one = sample(base ** (-np.arange(0, width, 2) / width), 1.0)

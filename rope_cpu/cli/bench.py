@@ -26,8 +26,8 @@ from rope_cpu.cli.command_line import (
     rope_from_config,
     write_errors,
 )
-from rope_cpu.configs.reader import read
 from rope_cpu.kernels.threads import checked_thread_count
+from rope_cpu.models.reader import read
 
 _DEFAULT_MODEL = "llama3-8b"
 # Sequence length for frequencies that depend on it.

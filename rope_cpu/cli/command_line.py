@@ -10,9 +10,9 @@ from importlib import import_module
 from pathlib import Path
 
 from rope_cpu.arguments.texts import escaped, shown
-from rope_cpu.configs.model_config import HEADS_KEYS, ModelConfig
-from rope_cpu.configs.model_types import data
-from rope_cpu.configs.reader import read
+from rope_cpu.models.model import HEADS_KEYS, ModelConfig
+from rope_cpu.models.model_types import data
+from rope_cpu.models.reader import read
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
 DEFAULT_CONFIG = "llama3.1-8b.json"

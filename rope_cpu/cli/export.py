@@ -18,7 +18,7 @@ from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.arguments.scalars import whole_number
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import DTYPES
-from rope_cpu.checkpoints.attention_layer import AttentionLayer, check_known, layer_type_at
+from rope_cpu.attention_layer import AttentionLayer, check_known, layer_type_at
 from rope_cpu.cli.command_line import (
     UsageError,
     add_config_arguments,
@@ -31,8 +31,6 @@ from rope_cpu.cli.command_line import (
     rope_from_config,
     write_errors,
 )
-from rope_cpu.configs.attention_facts import Attention
-from rope_cpu.configs.model_config import ModelConfig
 from rope_cpu.export import files
 from rope_cpu.export.checkpoint import check_mask, exported_layer, layer_options, layer_weights
 from rope_cpu.export.checks import ATTENTION_POSITIONS, CACHES, MASKS, POSITIONS
@@ -40,6 +38,8 @@ from rope_cpu.export.graph import LAYOUTS
 from rope_cpu.export.options import NAMES
 from rope_cpu.export.targets import TARGETS
 from rope_cpu.export.validation.validate import MAX_SEED
+from rope_cpu.models.attention import Attention
+from rope_cpu.models.model import ModelConfig
 
 GRAPH_OPTIONS = ("target", "dtype", "layout", "positions", "max_positions", "opset")
 ATTENTION_GRAPH_OPTIONS = ("mask", "cache", "cache_dtype", "batch_chunks", "name_prefix", "names")

@@ -14,13 +14,13 @@ from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.texts import escaped
 from rope_cpu.array_types import Float64, Int64
 from rope_cpu.cli.command_line import UsageError
-from rope_cpu.configs.attention_facts import Attention
-from rope_cpu.configs.layers import layer_parameters
-from rope_cpu.configs.model_config import ModelConfig
-from rope_cpu.configs.model_types import data
-from rope_cpu.configs.rope_parameters import is_latent
 from rope_cpu.frequencies import scaling
 from rope_cpu.frequencies.rope_types import ROPE_TYPES
+from rope_cpu.models.attention import Attention
+from rope_cpu.models.layers import layer_parameters
+from rope_cpu.models.model import ModelConfig
+from rope_cpu.models.model_types import data
+from rope_cpu.models.rope_parameters import is_latent
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
 

@@ -35,9 +35,9 @@ from rope_cpu.cli.layer_rotations import (
     pair_frequencies,
     rotations_from_arguments,
 )
-from rope_cpu.configs.attention_facts import FACTS, FULL_LAYERS, WINDOW_LAYERS, Attention
-from rope_cpu.configs.rope_parameters import is_latent
 from rope_cpu.frequencies.rope_types import ROPE_TYPES
+from rope_cpu.models.attention import FACTS, FULL_LAYERS, WINDOW_LAYERS, Attention
+from rope_cpu.models.rope_parameters import is_latent
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
 # Longer lists are shown as their length and ends.

@@ -23,7 +23,7 @@ from rope_cpu.cli.command_line import (
 )
 from rope_cpu.cli.layer_rotations import LayerRotation, rotations_from_arguments
 from rope_cpu.cli.verify_rows import TOKENS, Heads, Row, pairing, rows
-from rope_cpu.configs.model_config import ModelConfig
+from rope_cpu.models.model import ModelConfig
 
 # Elements of q: eight times those of the largest models, and some 10 GB of references.
 LARGEST = 2**26

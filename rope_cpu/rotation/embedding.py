@@ -30,14 +30,14 @@ from rope_cpu.arguments.position_ids import (
 )
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import COMPUTE_DTYPES, Array, Dtype, Float64, Intp, Layout
-from rope_cpu.configs import reader
-from rope_cpu.configs.model_config import ModelConfig
 from rope_cpu.frequencies.axes import Span, axial, mrope
 from rope_cpu.frequencies.generators import solve
 from rope_cpu.frequencies.scaling import scaled
 from rope_cpu.frequencies.spec import AngleDtype, RopeSpec, from_inv_freq
 from rope_cpu.launch.arrays import HeadLayout
 from rope_cpu.launch.cos_sin import CosSin, PackedCosSin, check_rerotation, rows_of_lengths
+from rope_cpu.models import reader
+from rope_cpu.models.model import ModelConfig
 from rope_cpu.rotation.plan import MISSING, RotaryPlan
 
 
@@ -195,7 +195,7 @@ class RotaryEmbedding(metaclass=_Constructors):
             A config.json, a folder with one, or its content as a dict: with the old keys
             (`rope_scaling`, and `rope_theta` at the top level) or the new one (`rope_parameters`,
             flat or nested by layer type). Of a multimodal config the language model is read; pass
-            `config["vision_config"]` for the vision part. `rope_cpu.configs.vision` and
+            `config["vision_config"]` for the vision part. `rope_cpu.models.vision` and
             docs/configs.md describe the support of vision and diffusers configs. With latent
             attention (MLA), head_dim is the width of the rotated part, qk_rope_head_dim.
         layer_type : str, optional
@@ -306,7 +306,7 @@ class RotaryEmbedding(metaclass=_Constructors):
         """
         if not isinstance(path, str | PathLike):
             raise ArgumentTypeError("path", Finding.type_of(path), "be a path")
-        from rope_cpu.configs.gguf import parse
+        from rope_cpu.models.gguf import parse
 
         return cls.from_spec(parse(path, overrides).spec(layer_type))
 

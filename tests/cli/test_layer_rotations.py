@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rope_cpu.cli.layer_rotations import AXES, Axis, layer_rotations
-from rope_cpu.configs import reader
-from rope_cpu.configs.vision import CLASSES, TOWERS
+from rope_cpu.models import reader
+from rope_cpu.models.vision import CLASSES, TOWERS
 
 SIZES = {"hidden_size": 1536, "num_attention_heads": 12}
 

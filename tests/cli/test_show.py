@@ -11,10 +11,10 @@ from text_configs import LLAMA3, PHI3
 from rope_cpu.cli import show
 from rope_cpu.cli.command_line import UsageError
 from rope_cpu.cli.layer_rotations import changed_pairs, layer_rotations
-from rope_cpu.configs import reader
-from rope_cpu.configs.attention_facts import FACTS
-from rope_cpu.configs.vision import REFUSED
 from rope_cpu.frequencies.rope_types import ROPE_TYPES, RopeType, dynamic
+from rope_cpu.models import reader
+from rope_cpu.models.attention import FACTS
+from rope_cpu.models.vision import REFUSED
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
 YARN = {

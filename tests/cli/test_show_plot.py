@@ -9,7 +9,7 @@ from text_configs import LLAMA3_SCALING, PHI3
 
 from rope_cpu.cli.command_line import UsageError
 from rope_cpu.cli.layer_rotations import layer_rotations
-from rope_cpu.configs import reader
+from rope_cpu.models import reader
 
 pytest.importorskip("matplotlib")
 from matplotlib.backends.backend_agg import FigureCanvasAgg

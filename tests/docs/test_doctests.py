@@ -14,8 +14,8 @@ from rope_cpu import export, positions
 # Modules with examples besides those of the public callables.
 INTERNAL = [
     "rope_cpu",
-    "rope_cpu.configs.model_config",
-    "rope_cpu.configs.reader",
+    "rope_cpu.models.model",
+    "rope_cpu.models.reader",
     "rope_cpu.frequencies.axes",
     "rope_cpu.frequencies.spec",
 ]

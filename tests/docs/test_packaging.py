@@ -87,7 +87,7 @@ def names_in(wheel):
 def test_wheel_holds_every_module_and_nothing_at_the_top(wheel):
     names = names_in(wheel)
     assert {name for name in names if name.endswith(".py")} == expected()
-    data = {f"rope_cpu/configs/data/{name}" for name in ("llama3.1-8b.json", "SOURCES.md")}
+    data = {f"rope_cpu/models/data/{name}" for name in ("llama3.1-8b.json", "SOURCES.md")}
     assert {"rope_cpu/py.typed", *data} <= names
     assert {name.split("/")[0] for name in names} == {
         "rope_cpu",

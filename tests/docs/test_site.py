@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 import rope_cpu
 from rope_cpu import export, positions
 from rope_cpu.cli import main as cli
-from rope_cpu.configs.vision import CLASSES, REFUSED_CLASSES
+from rope_cpu.models.vision import CLASSES, REFUSED_CLASSES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -7,8 +7,8 @@ import oracle
 import pytest
 
 from rope_cpu import RotaryEmbedding, positions
-from rope_cpu.configs import reader
 from rope_cpu.frequencies import axes, generators, spec
+from rope_cpu.models import reader
 
 
 def commuting(rng, count, size):

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from refusals import LONGEST_TEXT, check_ours
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.configs import model_types, reader
 from rope_cpu.frequencies.rope_types import ROPE_TYPES
 from rope_cpu.frequencies.scaling import INERT_KEYS
+from rope_cpu.models import model_types, reader
 
 # Seconds; a config takes a millisecond, and the machine may be shared.
 LONGEST = 60.0

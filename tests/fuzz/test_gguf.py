@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from refusals import LONGEST_TEXT, check_ours
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.configs.gguf import ARCHITECTURES
+from rope_cpu.models.gguf import ARCHITECTURES
 
 # Seconds; a file takes a millisecond, and the machine may be shared.
 LONGEST = 10.0

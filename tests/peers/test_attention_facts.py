@@ -13,9 +13,9 @@ transformers = pytest.importorskip("transformers")
 
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping  # noqa: E402
 
-from rope_cpu.configs.attention_facts import FACTS, Attention  # noqa: E402
-from rope_cpu.configs.model_types import model_facts  # noqa: E402
-from rope_cpu.configs.reader import read  # noqa: E402
+from rope_cpu.models.attention import FACTS, Attention  # noqa: E402
+from rope_cpu.models.model_types import model_facts  # noqa: E402
+from rope_cpu.models.reader import read  # noqa: E402
 
 pytestmark = pytest.mark.peers
 

@@ -13,7 +13,7 @@ from peers.numpy_layers import PAGE_SIZE, PAGES  # noqa: E402
 from small_models import small_model  # noqa: E402
 
 import rope_cpu  # noqa: E402
-from rope_cpu.configs import reader  # noqa: E402
+from rope_cpu.models import reader  # noqa: E402
 
 pytestmark = pytest.mark.peers
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rope_cpu.configs import reader, vision
+from rope_cpu.models import reader, vision
 
 pytestmark = pytest.mark.peers
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.configs import reader
-from rope_cpu.configs.vision import CLASSES as KNOWN
-from rope_cpu.configs.vision import REFUSED_CLASSES as REFUSED
+from rope_cpu.models import reader
+from rope_cpu.models.vision import CLASSES as KNOWN
+from rope_cpu.models.vision import REFUSED_CLASSES as REFUSED
 
 torch = pytest.importorskip("torch")
 with warnings.catch_warnings():  # of packages that diffusers imports

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from rope_cpu.configs import vision
-from rope_cpu.configs.model_types import UNROTATED, table_rows
+from rope_cpu.models import vision
+from rope_cpu.models.model_types import UNROTATED, table_rows
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.peers
@@ -25,7 +25,7 @@ ROTATION = re.compile(r"rotary|(?<![pd])rope|rotate_half|freqs_cis|inv_freq|pola
 ENCODERS = {
     name
     for names in json.loads(
-        resources.files("rope_cpu.configs.data").joinpath("encoders.json").read_text("utf-8")
+        resources.files("rope_cpu.models.data").joinpath("encoders.json").read_text("utf-8")
     ).values()
     for name in names
 }

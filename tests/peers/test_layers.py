@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.configs import reader
-from rope_cpu.configs.model_types import UNROTATED, data
+from rope_cpu.models import reader
+from rope_cpu.models.model_types import UNROTATED, data
 
 pytestmark = pytest.mark.peers
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rope_cpu.configs.model_types import model_facts
+from rope_cpu.models.model_types import model_facts
 
 pytestmark = pytest.mark.peers
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.configs import reader, vision
+from rope_cpu.models import reader, vision
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -63,7 +63,7 @@ def test_every_axial_configuration_of_transformers_is_here():
 MEMORY = "memory_attention"
 
 
-# Towers of other code, by hand in tests/configs/test_vision.py.
+# Towers of other code, by hand in tests/models/test_vision.py.
 OTHERS = {"moonvit"}
 
 

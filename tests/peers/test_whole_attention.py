@@ -21,7 +21,7 @@ from small_models import OMITTED, TOKENS, small_model  # noqa: E402
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni  # noqa: E402
 
 from rope_cpu import RotaryEmbedding  # noqa: E402
-from rope_cpu.configs.model_types import model_facts  # noqa: E402
+from rope_cpu.models.model_types import model_facts  # noqa: E402
 
 # Model types that are not compared here, by the reason.
 TOWER = "its first attention is that of another part; test_attention_sweep compares its layers"

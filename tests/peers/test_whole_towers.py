@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from rope_cpu import RotaryEmbedding, positions
-from rope_cpu.configs import vision
+from rope_cpu.models import vision
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -1,0 +1,447 @@
+"""`attention_layer`: one layer's attention, from a model's config and tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Container, Iterator, Mapping
+from dataclasses import dataclass, replace
+from os import PathLike
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rope_cpu.arguments import scalars
+from rope_cpu.arguments.errors import ArgumentError
+from rope_cpu.arguments.texts import cut, shown
+from rope_cpu.array_types import Array
+from rope_cpu.caches.rms_norm import RMSNorm
+from rope_cpu.models import attention_tensors
+from rope_cpu.models.attention import FULL_LAYERS, WINDOW_LAYERS, Attention
+from rope_cpu.models.model import HEADS_KEYS, ModelConfig
+from rope_cpu.models.query_factors import QueryFactors, query_factors
+from rope_cpu.models.reader import read
+from rope_cpu.models.rope_parameters import head_dim
+from rope_cpu.rotation.embedding import RotaryEmbedding
+
+# Parts of the attention that no key of an unknown model type's config decides, and usual values.
+ASSUMED = {
+    "causal": "true",
+    "qk_norm": "none",
+    "scale": "none",
+    "window": "none",
+    "softcap": "none",
+    "sinks": "none",
+}
+
+# Keys that concern these parts.
+TELLING = re.compile("qk|sink|window|softcap|causal|bidirectional")
+
+# The tensors of parts that may be left out on purpose.
+_TENSORS_OF_PARTS = {
+    "qk_norm": (*attention_tensors.QUERY_NORMS, *attention_tensors.KEY_NORMS),
+    "sinks": attention_tensors.SINKS,
+}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AttentionWeights:
+    """The weights of a layer's attention, under one set of names for all models.
+
+    Attributes
+    ----------
+    q, k, v : array, (heads · head_dim, hidden)
+        Projections of hidden states: ``x @ q.T`` are the queries. In the checkpoint's dtype.
+    o : array, (hidden, num_heads · value_dim), or None
+        Projection of the result; None where it is outside of the attention module, as in RoFormer.
+    q_bias, k_bias, v_bias, o_bias : array, or None
+        Biases of the projections.
+    q_norm, k_norm, v_norm : RMSNorm, or None
+        The norms for `RotaryPlan.append`; None for a model without.
+    sinks : array of float, (num_heads,), or None
+        The attention sinks for `attention`; None for a model without.
+    """
+
+    q: Array
+    k: Array
+    v: Array
+    o: Array | None = None
+    q_bias: Array | None = None
+    k_bias: Array | None = None
+    v_bias: Array | None = None
+    o_bias: Array | None = None
+    q_norm: RMSNorm | None = None
+    k_norm: RMSNorm | None = None
+    v_norm: RMSNorm | None = None
+    sinks: Array | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionLayer:
+    """The attention of one layer of a model; `attention_layer` makes it from a config.
+
+    Parameters
+    ----------
+    num_heads, num_kv_heads : int
+        Numbers of query heads, and of heads of keys and values.
+    head_dim, value_dim : int
+        Widths of a head vector of queries and keys, and of values.
+    scale : float
+        Factor on the scores.
+    rope : RotaryEmbedding, optional
+        The rotation; None for a layer without one.
+    causal : bool
+        A query attends only to keys up to its own position.
+    window : int, optional
+        Number of keys that a query attends to, its own included; None for all.
+    softcap : float, optional
+        The c of c·tanh(score/c).
+    has_sinks : bool
+        The softmax has a learned term besides the scores.
+    qk_norm : {"before", "after", None}
+        Queries and keys are normed before or after the rotation, or not at all. Norms after it have
+        no weights, and commute with it.
+    v_norm : bool
+        Values are normed, without weights.
+    norm_weighted : bool
+        The norms of queries and keys have weights.
+    norm_offset : float
+        Added to these weights.
+    norm_epsilon : float
+        Added to the mean square.
+    query_factors : callable, optional
+        From positions, an array of integers, to the float32 factors on the queries at these
+        positions. `attention` has no argument for them: multiply what `append` returns by
+        ``layer.query_factors(batch.cache_position)[:, None, None]``.
+    model_type : str, optional
+        The model type, which decides the order of rows in fused projections.
+    index : int, optional
+        The layer's index, which its tensors' names have; None for the only layer of a state dict.
+
+    Examples
+    --------
+    >>> import rope_cpu
+    >>> layer = rope_cpu.attention_layer({"model_type": "gemma3_text"}, 0)
+    >>> layer.options
+    {'scale': 0.0625, 'window': 4096, 'softcap': None}
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+    scale: float
+    rope: RotaryEmbedding | None = None
+    causal: bool = True
+    window: int | None = None
+    softcap: float | None = None
+    has_sinks: bool = False
+    qk_norm: str | None = None
+    v_norm: bool = False
+    norm_weighted: bool = True
+    norm_offset: float = 0.0
+    norm_epsilon: float = 1e-6
+    query_factors: QueryFactors | None = None
+    model_type: str | None = None
+    index: int | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of `rope_cpu.attention`; sinks are among the weights.
+
+        Raises ValueError for attention that is not causal.
+        """
+        if not self.causal:
+            raise ValueError("the layer attends in both directions, and `attention` is causal")
+        return {"scale": self.scale, "window": self.window, "softcap": self.softcap}
+
+    def weights(self, tensors: Mapping[str, Any] | str | PathLike[str]) -> AttentionWeights:
+        """Return the weights of the layer.
+
+        Parameters
+        ----------
+        tensors : mapping of str to array, or path
+            A state dict, of NumPy arrays or of PyTorch tensors; or a safetensors file, the
+            *.safetensors.index.json of several, or a folder with model.safetensors or
+            model.safetensors.index.json. Names are those of the checkpoint, with any prefix. Files
+            need the package safetensors, and only the layer's own tensors are read.
+
+        Returns
+        -------
+        AttentionWeights
+
+        Raises
+        ------
+        TypeError, ValueError
+            If tensors are missing, not finite or no floats, have other shapes than the config says,
+            or belong to a part of the attention that is not known, such as a gate.
+        OSError
+            If a file cannot be read.
+
+        Examples
+        --------
+        >>> import numpy as np, rope_cpu
+        >>> config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4,
+        ...           "num_key_value_heads": 2, "num_hidden_layers": 1}
+        >>> rows = {"q_proj": 64, "k_proj": 32, "v_proj": 32, "o_proj": 64}
+        >>> state = {f"model.layers.0.self_attn.{name}.weight": np.ones((count, 64))
+        ...          for name, count in rows.items()}
+        >>> weights = rope_cpu.attention_layer(config, 0).weights(state)
+        >>> weights.k.shape, weights.k_bias
+        ((32, 64), None)
+        """
+        arrays: dict[str, Any] = layer_arrays(self, tensors)
+        if self.qk_norm is not None:
+            for name in ("q_norm", "k_norm"):
+                arrays[name] = self._norm(arrays.get(name))
+        if self.v_norm:
+            arrays["v_norm"] = RMSNorm(None, self.norm_epsilon)
+        return AttentionWeights(**arrays)
+
+    def _norm(self, weight: NDArray[Any] | None) -> RMSNorm:
+        """Return the norm with a weight, None for a norm without."""
+        offset = self.norm_offset if self.norm_weighted else 0.0
+        return RMSNorm(weight, self.norm_epsilon, offset=offset)
+
+
+def attention_layer(
+    config: str | PathLike[str] | Mapping[str, Any] | ModelConfig, index: int
+) -> AttentionLayer:
+    """Return the attention of one layer of a model, as its config describes it.
+
+    Parameters
+    ----------
+    config : path or mapping
+        A config.json, its folder, or its content, as in `RotaryEmbedding.from_config`.
+    index : int
+        The index of the layer, from 0.
+
+    Returns
+    -------
+    AttentionLayer
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the config is invalid, if its model type is not known, or if the model has a part of
+        attention that these objects do not express: latent attention, chunks, norms over the whole
+        projection, tokens that attend in both directions.
+    OSError
+        If the file cannot be read.
+
+    Examples
+    --------
+    >>> import rope_cpu
+    >>> config = {"model_type": "gemma2", "num_hidden_layers": 26}
+    >>> layer = rope_cpu.attention_layer(config, 1)
+    >>> layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.rope.rope_type
+    (8, 4, 256, 'default')
+    >>> layer.options
+    {'scale': 0.0625, 'window': None, 'softcap': 50.0}
+    """
+    number = scalars.whole_number("index", index, 0)
+    parsed = read(config)
+    check_known(parsed)
+    facts = parsed.attention
+    if facts.bidirectional_tokens is not None and facts.causal:
+        key = "use_bidirectional_attention"
+        without = f" without `{key}`" if parsed.values.get(key) else ""
+        raise ValueError(
+            f"the model has bidirectional attention among tokens of {facts.bidirectional_tokens}; "
+            f"give its `text_config`{without} for causal attention, as for text"
+        )
+    count = len(parsed.layers.entries)
+    if number >= count:
+        rule = f"be below {count or '`num_hidden_layers`'}, the number of layers"
+        raise ArgumentError("index", number, rule)
+    if number >= count - facts.shared_layers:
+        rule = f"be below {count - facts.shared_layers}: later layers reuse keys and values"
+        raise ArgumentError("index", number, rule)
+    return layer_of(parsed, facts, number)
+
+
+def check_known(config: ModelConfig, stated: Container[str] = ()) -> None:
+    """Raise ValueError for an unknown model type unless all of its attention is stated."""
+    missing = [name for name in ASSUMED if name not in stated]
+    if config.unknown_type is None or not missing:
+        return
+    keys = [key for key, value in config.values.items() if value and TELLING.search(str(key))]
+    meaning = f", nor the meaning of {cut(', '.join(keys))}" if keys else ""
+    settings = " ".join(f"--set {name}={ASSUMED[name]}" for name in missing)
+    raise ValueError(
+        f"`model_type` is {config.unknown_type}, whose attention is not known "
+        f"({', '.join(missing)}){meaning}; give `AttentionLayer` or `export_attention` these "
+        f"arguments yourself, or state each to the command: {settings}"
+    )
+
+
+def layer_of(
+    config: ModelConfig,
+    facts: Attention,
+    index: int | None = None,
+    layer_type: str | None = None,
+) -> AttentionLayer:
+    """Return the attention of a layer, of a layer type, or of all rotated layers.
+
+    facts: those of the config, perhaps changed. index, layer_type: at most one may be given. Raises
+    ValueError or TypeError if `AttentionLayer` cannot express the attention.
+    """
+    is_rotated = index is None or _is_rotated(config, index)
+    facts = facts if is_rotated else _without_rotation(facts)
+    _check_parts(facts, config.model_type)
+    rope = None
+    if is_rotated:
+        # The pairing plays no part in the attention, and an unknown model type has none.
+        interleaved = None if config.is_known else False
+        rope = RotaryEmbedding.from_spec(config.spec(layer_type, index, interleaved=interleaved))
+        _check_factor(rope, facts)
+    layer_type = _layer_type(config, facts, index, layer_type)
+    num_heads, num_kv_heads = _head_counts(config, layer_type, index)
+    width = head_dim(config.values, layer_type) if rope is None else rope.head_dim
+    return AttentionLayer(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=width,
+        value_dim=width,
+        scale=width**-0.5 if facts.scale is None else facts.scale,
+        rope=rope,
+        causal=facts.causal,
+        window=facts.window_of(layer_type) or None,
+        softcap=facts.softcap or None,
+        has_sinks=facts.sinks,
+        query_factors=query_factors(facts.query_scale, config, layer_type),
+        model_type=config.model_type,
+        index=index,
+        **_norms(facts),
+    )
+
+
+def _norms(facts: Attention) -> dict[str, Any]:
+    """Return the arguments of `AttentionLayer` that describe norms, {} for a model without."""
+    names = ("qk_norm", "v_norm", "norm_weighted", "norm_offset", "norm_epsilon")
+    return {} if facts.qk_norm is None else {name: getattr(facts, name) for name in names}
+
+
+def _is_rotated(config: ModelConfig, index: int) -> bool:
+    """Return False for a layer without rotation; a layer that there is not is refused later."""
+    entries = config.layers.entries
+    return index >= len(entries) or entries[index].rotated
+
+
+def _without_rotation(facts: Attention) -> Attention:
+    """Return the facts of layers without rotation, which have no chunks in Llama 4.
+
+    Norms after the rotation are those of the layers that have one.
+    """
+    qk_norm = None if facts.qk_norm == "after" else facts.qk_norm
+    query_scale = facts.unrotated_query_scale or facts.query_scale
+    return replace(facts, chunk=None, qk_norm=qk_norm, query_scale=query_scale)
+
+
+def _check_parts(facts: Attention, model_type: str | None) -> None:
+    """Raise ValueError if `AttentionLayer` cannot express a part of a model's attention."""
+    part = next(_inexpressible_parts(facts), None)
+    if part is not None:
+        raise ValueError(f"model type {cut(str(model_type))} has {part}, which is not supported")
+    if facts.qk_norm is not None and facts.norm_epsilon is None:
+        raise ValueError("the config lacks the epsilon of the norms; add rms_norm_eps")
+
+
+def _inexpressible_parts(facts: Attention) -> Iterator[str]:
+    """Yield the parts of a model's attention that `AttentionLayer` cannot express."""
+    if facts.latent:
+        yield "latent attention (kv_lora_rank), of which only a part of each head rotates"
+    if facts.qk_norm == "after" and facts.norm_weighted:
+        factors = " · ".join(filter(None, ("the weights of both norms", facts.query_weights)))
+        scale = "" if facts.scale is None else f", and scale={facts.scale:g}"
+        yield (
+            "norms of queries and keys after the rotation (norm without weights, and multiply "
+            f'queries by {factors}{scale}, as in "Norms of queries and keys" of docs/serving.md)'
+        )
+    if facts.qk_norm is not None and facts.norm_other is not None:
+        yield f"norms of queries and keys other than of each head: {facts.norm_other}"
+    if facts.own_cache:
+        yield f"a cache of its own: {facts.own_cache}"
+    yield from facts.unusual_parts()
+
+
+def _check_factor(rope: RotaryEmbedding, facts: Attention) -> None:
+    """Raise ValueError for norms that undo the attention factor of the rotation before them."""
+    factor = float(np.max(rope.spec.attention_factor))
+    if facts.qk_norm == "after" and factor != 1:
+        raise ValueError(
+            f"norms of queries and keys follow a rotation with an attention factor of {factor:.6g}"
+        )
+
+
+def _layer_type(
+    config: ModelConfig, facts: Attention, layer: int | None, layer_type: str | None
+) -> str | None:
+    """Return the layer type of a layer, or of all rotated layers; None if it plays no part.
+
+    Raises ValueError if it is needed and not given, or if its kind of attention is not known.
+    """
+    if layer is not None:
+        layer_type = layer_type_at(config, layer)
+    elif layer_type is None:
+        names = _rotated_types(config)
+        if len(names) > 1:
+            if facts.window is None or facts.window_in_all_layers:
+                return None
+            listed = cut(", ".join(sorted(map(str, names))))
+            raise ValueError(f"layers differ ({listed}); give `layer` or `layer_type`")
+        layer_type = next(iter(names), None)
+    if layer_type not in (None, *FULL_LAYERS, *WINDOW_LAYERS):
+        raise ValueError(f"the attention of layers of type {shown(layer_type)} is not known")
+    return layer_type
+
+
+def layer_type_at(config: ModelConfig, layer: int) -> str | None:
+    """Return the layer type of a layer of the model."""
+    return config.layers.entries[layer].layer_type
+
+
+def _rotated_types(config: ModelConfig) -> set[str | None]:
+    """Return the layer types of the rotated layers; None among them stands for no type."""
+    parameters = config.rope_parameters
+    if config.layers.entries:
+        return {entry.layer_type for entry in config.layers.entries if entry.rotated}
+    return {name or None for name in parameters if parameters[name] is not None}
+
+
+def _head_counts(config: ModelConfig, layer_type: str | None, layer: int | None) -> tuple[int, int]:
+    try:
+        num_heads, num_kv_heads = config.heads(layer_type, layer)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the config's {error}") from error
+    if num_heads is None or num_kv_heads is None:
+        raise ValueError(
+            f"the config lacks the number of heads; add one of {', '.join(HEADS_KEYS)}"
+        )
+    return num_heads, num_kv_heads
+
+
+def layer_arrays(
+    layer: AttentionLayer,
+    tensors: Mapping[str, Any] | str | PathLike[str],
+    left_out: Collection[str] = (),
+) -> dict[str, Array]:
+    """Return the weights of a layer by their names in `AttentionWeights`, norms as arrays.
+
+    left_out: parts ("qk_norm", "sinks") that are left out on purpose, so that their tensors are
+    ignored.
+    """
+    module = attention_tensors.attention_tensors(tensors, layer.index)
+    arrays = attention_tensors.projections(
+        module, layer.model_type, layer.num_heads, layer.num_kv_heads, layer.head_dim
+    )
+    if layer.qk_norm is not None and layer.norm_weighted:
+        arrays["q_norm"] = module.required(attention_tensors.QUERY_NORMS, ".weight")
+        arrays["k_norm"] = module.required(attention_tensors.KEY_NORMS, ".weight")
+    if layer.has_sinks:
+        arrays["sinks"] = module.required(attention_tensors.SINKS, "")
+    attention_tensors.check_shapes(
+        module, arrays, layer.num_heads, layer.num_kv_heads, layer.head_dim
+    )
+    module.check_all_used({name for part in left_out for name in _TENSORS_OF_PARTS.get(part, ())})
+    return arrays

@@ -1,1 +1,0 @@
-"""From a published config.json to the rotation it describes: reader, adapters and model tables."""

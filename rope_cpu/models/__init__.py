@@ -1,0 +1,1 @@
+"""From a config.json, a GGUF file or the tensors of a checkpoint to plain data of a model."""

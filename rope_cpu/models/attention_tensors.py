@@ -1,0 +1,239 @@
+"""The tensors of a layer's attention module, under the names of the modules of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from rope_cpu.arguments import scalars
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
+from rope_cpu.arguments.texts import cut, shown
+from rope_cpu.array_types import DTYPES, Array
+from rope_cpu.models.attention import FACTS
+from rope_cpu.models.tensor_files import open_tensors
+from rope_cpu.weight_pairing import convert_weight
+
+# Names inside the attention module of a layer, from the modules of transformers.
+QUERIES = ("q_proj", "query")
+KEYS = ("k_proj", "key")
+VALUES = ("v_proj", "value")
+OUTPUTS = ("o_proj", "out_proj", "dense", "Wo")
+PROJECTIONS = {"q": QUERIES, "k": KEYS, "v": VALUES, "o": OUTPUTS}
+FUSED = ("qkv_proj", "query_key_value", "Wqkv", "in_proj")
+# Names of query projections that only attention has: Mamba has an `in_proj`, too.
+MARKS = (*QUERIES, *FUSED[:-1], "self_attn.in_proj")
+QUERY_NORMS = ("q_norm", "q_layernorm", "query_layernorm", "query_norm")
+KEY_NORMS = ("k_norm", "k_layernorm", "key_layernorm", "key_norm")
+SINKS = ("sinks",)
+
+# End of the prefix of modules without an output projection.
+SELF = ".self."
+
+# Buffers that older checkpoints hold beside the weights.
+BUFFERS = ("bias", "masked_bias", "rotary_emb.inv_freq", "attention.bias", "attention.masked_bias")
+
+# Names of the parts of a multimodal model beside the language model.
+OTHER_PARTS = ("vision", "visual", "audio", "image", "speech", "cross_attn", "mtp", "mimi.")
+
+
+def attention_tensors(
+    tensors: Mapping[str, Any] | str | PathLike[str], layer: int | None
+) -> AttentionTensors:
+    """Return the tensors of a layer's attention, or of the only layer's.
+
+    tensors: a state dict, or the path of a safetensors file, of an index, or of a folder. Raises
+    TypeError, ValueError or OSError unless it holds one such module.
+    """
+    if isinstance(tensors, str | PathLike):
+        tensors = open_tensors(tensors)
+    elif not isinstance(tensors, Mapping):
+        raise TypeError(
+            f"`tensors` is a {type(tensors).__name__}; it must be a mapping of names to arrays, or "
+            "a path"
+        )
+    other = next((name for name in tensors if not isinstance(name, str)), None)
+    if other is not None:
+        raise TypeError(f"`tensors` has the key {shown(other)}; keys must be names, strings")
+    return AttentionTensors(tensors, attention_prefix(tensors, layer))
+
+
+def attention_prefix(tensors: Mapping[str, Any], layer: int | None) -> str:
+    """Return the beginning of the names of a layer's attention tensors; None: of the only layer.
+
+    Raises ValueError unless there is one attention module.
+    """
+    suffixes = tuple(f".{name}.weight" for name in MARKS)
+    prefixes = set()
+    for name in tensors:
+        parts = name.split(".")
+        indices = [part for part in parts if part.isdecimal()]
+        is_other = any(word in name for word in OTHER_PARTS)
+        is_of_layer = layer is None or indices[:1] == [str(layer)]
+        if name.endswith(suffixes) and is_of_layer and not is_other:
+            prefixes.add(".".join(parts[:-2]) + ".")
+    if len(prefixes) == 1:
+        return prefixes.pop()
+    of_layer = "" if layer is None else f" of layer {layer}"
+    if not prefixes:
+        examples = shown(list(tensors)[:3])
+        finding = Finding(f"holds no query projection{of_layer}")
+        rule = f"hold one of {', '.join(MARKS)}"
+        raise ArgumentError("tensors", finding, rule, f"it has names such as {examples}")
+    names = shown(sorted(prefixes))
+    finding = Finding(f"holds several attention modules{of_layer}, {names}")
+    remedy = "choose one by `layer`" if layer is None else "pass the tensors of one model"
+    raise ArgumentError("tensors", finding, "hold one", remedy)
+
+
+class AttentionTensors:
+    """The tensors of one attention module; notes which are used."""
+
+    def __init__(self, tensors: Mapping[str, Any], prefix: str) -> None:
+        """Store the tensors of a model, and the beginning of the names of the module's."""
+        self.tensors = tensors
+        self.prefix = prefix
+        self.unused = {name.removeprefix(prefix) for name in tensors if name.startswith(prefix)}
+        self.unused -= set(BUFFERS)
+
+    def optional(self, names: tuple[str, ...], suffix: str) -> Array | None:
+        """Return the tensor with one of the names, None if there is none."""
+        found = next((name for name in names if f"{name}{suffix}" in self.unused), None)
+        if found is None:
+            return None
+        self.unused.remove(f"{found}{suffix}")
+        name = f"{self.prefix}{found}{suffix}"
+        return _as_array(name, self.tensors[name])
+
+    def required(self, names: tuple[str, ...], suffix: str) -> Array:
+        """Return the tensor with one of the names; raise ValueError if there is none."""
+        array = self.optional(names, suffix)
+        if array is None:
+            listed = ", ".join(f"{name}{suffix}" for name in names)
+            finding = Finding(f"holds none of {listed} under {shown(self.prefix)}")
+            raise ArgumentError("tensors", finding, "hold one of them")
+        return array
+
+    def check_all_used(self, ignored: set[str]) -> None:
+        """Raise ValueError if a tensor is left: it is a part of the attention that is not known."""
+        unused = {name for name in self.unused if name.removesuffix(".weight") not in ignored}
+        if unused:
+            names = cut(", ".join(sorted(unused)))
+            finding = Finding(f"holds {names} under {shown(self.prefix)}")
+            rule = "hold no part of the attention that is not known"
+            raise ArgumentError("tensors", finding, rule)
+
+
+def projections(
+    module: AttentionTensors, model_type: str | None, heads: int, kv_heads: int, width: int
+) -> dict[str, Array]:
+    """Return projections under "q", "k", "v" and "o", and biases under "q_bias" and so on.
+
+    width: of a head vector. In modules such as attention.self of RoFormer there is no output
+    projection: it is outside.
+    """
+    rows = (heads + 2 * kv_heads) * width
+    found: dict[str, Array] = {}
+    for suffix, kind in ((".weight", ""), (".bias", "_bias")):
+        fused = module.optional(FUSED, suffix)
+        if fused is not None:
+            _check_shape(module, "a fused projection", fused, (rows, *fused.shape[1:]))
+            parts = _split_rows(fused, _row_order(model_type), heads // kv_heads, width)
+            if model_type in FACTS["interleaved_weights"]:
+                parts[0] = convert_weight(parts[0], heads, to="half")
+                parts[1] = convert_weight(parts[1], kv_heads, to="half")
+            found |= {f"{name}{kind}": part for name, part in zip("qkv", parts, strict=True)}
+        separate = PROJECTIONS if fused is None else {"o": OUTPUTS}
+        for name, names in separate.items():
+            array = module.optional(names, suffix)
+            if array is not None:
+                found[f"{name}{kind}"] = array
+    needed = "qkv" if module.prefix.endswith(SELF) else "qkvo"
+    missing = [f"{name}_proj" for name in needed if name not in found]
+    if missing:
+        absent = " and no ".join(missing)
+        finding = Finding(f"holds no {absent} under {shown(module.prefix)}")
+        remedy = "layers that take keys or values from elsewhere have none to return"
+        raise ArgumentError("tensors", finding, "hold all of them", remedy)
+    return found
+
+
+def check_shapes(
+    module: AttentionTensors, arrays: Mapping[str, Array], heads: int, kv_heads: int, width: int
+) -> None:
+    """Raise ValueError for weights of other shapes than the config says.
+
+    The hidden states, of which no key of attention tells the width, have that of q's inputs.
+    """
+    rows = {"q": heads * width, "k": kv_heads * width, "v": kv_heads * width}
+    hidden = arrays["q"].shape[-1:]
+    shapes: dict[str, tuple[int, ...]] = {
+        "q_norm": (width,),
+        "k_norm": (width,),
+        "sinks": (heads,),
+    }
+    for name, count in rows.items():
+        shapes[name] = (count, *hidden)
+        shapes[f"{name}_bias"] = (count,)
+    if "o" in arrays:
+        shapes["o"] = (*arrays["o"].shape[:1], rows["q"])
+    for name, shape in shapes.items():
+        if name in arrays:
+            _check_shape(module, name, arrays[name], shape)
+
+
+def _check_shape(module: AttentionTensors, name: str, array: Array, shape: tuple[int, ...]) -> None:
+    if array.shape != shape:
+        finding = Finding(f"holds {name} of shape {array.shape} under {shown(module.prefix)}")
+        remedy = "the config is of another model, or there is more in it, such as a gate"
+        raise ArgumentError("tensors", finding, f"have shape {shape} by the config", remedy)
+
+
+def _row_order(model_type: str | None) -> str:
+    order = FACTS["fused_rows"].get(model_type)
+    if order is None:
+        raise ValueError(
+            f"the order of queries, keys and values in the fused projection of model type "
+            f"{shown(model_type)} is not known; split it and name the parts q_proj, k_proj, v_proj"
+        )
+    return str(order)
+
+
+def _split_rows(fused: Array, order: str, group: int, width: int) -> list[Array]:
+    """Return the rows of queries, keys and values; group: number of query heads of a key head.
+
+    order: "concatenated", or "grouped": for each key head its queries, key and value.
+    """
+    rest = fused.shape[1:]
+    if order == "concatenated":
+        kv_rows = len(fused) // (group + 2)
+        return np.split(fused, [group * kv_rows, (group + 1) * kv_rows])
+    by_group = fused.reshape(-1, group + 2, width, *rest)
+    parts = np.split(by_group, [group, group + 1], axis=1)
+    return [part.reshape(-1, *rest) for part in parts]
+
+
+def _as_array(name: str, tensor: Any) -> Array:
+    """Return an array, also from a PyTorch tensor."""
+    if hasattr(tensor, "detach"):
+        tensor = _from_torch(name, tensor)
+    array = scalars.real_array(cut(name), tensor)
+    if array.dtype.kind in "iu":
+        remedy = "multiply quantised weights by their scales"
+        raise ArgumentTypeError(cut(name), Finding.dtype_of(array), "hold floats", remedy)
+    if not np.isfinite(array).all():
+        raise ValueError(f"{shown(name)} holds NaN or infinities; the checkpoint is damaged")
+    return array
+
+
+def _from_torch(name: str, tensor: Any) -> Any:
+    """Return an array; raise TypeError for a tensor without one: sparse, float8, meta."""
+    try:
+        tensor = tensor.detach().cpu()
+        if str(tensor.dtype) == "torch.bfloat16":  # PyTorch makes no arrays of it
+            return tensor.float().numpy().astype(DTYPES["bfloat16"])
+        return tensor.numpy()
+    except (RuntimeError, TypeError) as error:
+        raise TypeError(f"{shown(name)} cannot be made an array: {cut(str(error))}") from error

@@ -1,0 +1,186 @@
+"""Keys of a raw config: types of containers, and keys of rotations that nothing reads.
+
+The vocabulary, keys.json, has lists of keys, and patterns of names:
+
+- `strings`, `lists`, `objects`: keys that parsing descends into or looks up in a table;
+- `models`: keys of which every language model's config has one;
+- `parts`: those of the language model in a multimodal config, in the order of trial;
+- `nullable`: keys for which null is a value of its own and not the model type's default;
+- `read`: keys that are read for every model type; `layers`: those of types without layer sections
+  and unrotated layer types; `widths_of_slices`: those of rows with a default, and of unknown types;
+- `of_rows`: keys that only a row has;
+- `widths`, `other_widths`: keys whose names elsewhere must not be passed over for a default;
+- `asks`: keys and values that ask for a rotation, in types that are usually not rotated;
+- `rotation`, `asking`: keys of rotations, and flags of which true is neutral and not false.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
+from rope_cpu.arguments.texts import cut, shown
+from rope_cpu.models.indexers import PAIRING_KEY
+from rope_cpu.models.model_types import ModelFacts, data, table_rows
+
+KEYS: Mapping[str, Any] = data("keys.json")
+SECTIONS: list[str] = KEYS["sections"]
+
+_REQUIRED_TYPES: dict[str, tuple[Any, str]] = {
+    **dict.fromkeys(KEYS["strings"], (str, "a string")),
+    **dict.fromkeys(KEYS["lists"], (list | tuple, "a list")),
+    **dict.fromkeys(KEYS["objects"], (Mapping, "an object")),
+}
+_ROTATION = re.compile(KEYS["rotation"])
+_ASKS = re.compile(KEYS["asking"])
+_WIDTH_KEY = "hidden_size"
+
+
+def check_containers(config: Mapping[str, Any]) -> None:
+    """Raise if a key of a config has a container of the wrong type, or holds a NumPy array."""
+    for key, (required, name) in _REQUIRED_TYPES.items():
+        value = config.get(key)
+        if value is not None and not isinstance(value, required):
+            raise ArgumentTypeError(key, value, f"be {name}")
+    for key, value in config.items():
+        inner_values = value.values() if isinstance(value, Mapping) else ()
+        if any(isinstance(entry, np.ndarray) for entry in (value, *inner_values)):
+            raise ArgumentTypeError(cut(str(key)), value, "be a JSON value, no array")
+    layer_types = config.get("layer_types") or ()
+    scalars.check_length("layer_types", layer_types, limits.LAYERS)
+    for layer, layer_type in enumerate(layer_types):
+        if not isinstance(layer_type, str):
+            raise TypeError(
+                f"`layer_types` holds {shown(layer_type)} for layer {layer}; it must be a string"
+            )
+
+
+def refuse_unread_part(raw: Mapping[str, Any], names: Mapping[str, str]) -> None:
+    """Raise if the language model seems to be in an object of a config that is not read.
+
+    names: standard names of keys, with the model type's own. The hidden size of a language model
+    may stand outside its object as well, for the sake of other parts.
+    """
+    model_keys = {*KEYS["models"], *(own for name, own in names.items() if name != _WIDTH_KEY)}
+    if model_keys & raw.keys():
+        return
+    width_keys = {_WIDTH_KEY, names.get(_WIDTH_KEY, _WIDTH_KEY)}
+    known_keys = model_keys if width_keys & raw.keys() else model_keys | width_keys
+    read = {own.partition(".")[0] for own in names.values()}
+    parts = [(path, part) for path, part in objects(raw) if path not in read]
+    unread = {path: found for path, part in parts if (found := known_keys & part.keys())}
+    others = [path for path in unread if re.search(KEYS["other_parts"], str(path))]
+    paths = sorted(unread, key=lambda path: (path in others, -len(unread[path])))
+    if paths:
+        raise ValueError(
+            f"`config` has `{min(unread[paths[0]])}` under {shown(paths[0])} alone, which is not "
+            "read; pass that object, with the `model_type` of the language model"
+        )
+
+
+def objects(raw: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the objects in a config and in its objects, with their paths such as "a.b"."""
+    for key, value in raw.items():
+        if isinstance(value, Mapping):
+            yield key, value
+            for inner_key, inner in value.items():
+                if isinstance(inner, Mapping):
+                    yield f"{key}.{inner_key}", inner
+
+
+def refuse_unread(text: Mapping[str, Any], facts: ModelFacts | None, read: Collection[str]) -> None:
+    """Raise for a key of a rotation that the row of a model type and its quirks do not read.
+
+    text: the config of the language model. facts: None for an unknown model type. read: the keys
+    that the quirks of the model type read.
+    """
+    row = facts or ModelFacts()
+    slices = () if facts else KEYS["widths_of_slices"]
+    known = {*KEYS["read"], *slices, *read, *_keys_of_row(row)}
+    defaults = {**row.defaults, **row.mrope}
+    for key, value in text.items():
+        is_known = key in known or defaults.get(key) == value
+        if is_rotation_key(key) and not is_known and not is_neutral(key, value):
+            model_type = shown(text.get("model_type"))
+            rule = f"be left out if the code of `model_type` {model_type} ignores it"
+            if facts is None:
+                rule = f"be left out, as `model_type` {model_type} is not known, nor what it means"
+            remedy = "nothing reads it here, so build a RotaryEmbedding from numbers otherwise"
+            raise ArgumentError(cut(key), value, rule, remedy)
+    if facts is not None:
+        _refuse_other_widths(text, facts)
+
+
+def refuse_unread_beside(
+    whole: Mapping[str, Any], part_key: str, ignored: Collection[str] = ()
+) -> None:
+    """Raise for a key of a rotation beside the object of the language model, which alone is read.
+
+    A copy of a key of that object is no harm, nor one that the type of the whole ignores.
+    """
+    part = whole[part_key]
+    copies = (part, *(section for _, section in objects(part)))
+    for key, value in whole.items():
+        is_copy = any(copy.get(key) == value for copy in copies)
+        is_read = key in ignored or is_copy
+        if is_rotation_key(key) and not is_read and not is_neutral(key, value):
+            rule = f"be in `{part_key}`, which is read without it, or be left out"
+            raise ArgumentError(cut(key), value, rule)
+
+
+def is_rotation_key(key: Any) -> bool:
+    """Return True for a key whose name belongs to rotations."""
+    return isinstance(key, str) and _ROTATION.search(key) is not None
+
+
+def is_neutral(key: str, value: Any) -> bool:
+    """Return True for a value that leaves the rotation as it is without the key."""
+    if isinstance(value, bool) or (value == 1 and re.search(KEYS["flags"], str(key))):
+        return bool(value) is (_ASKS.fullmatch(str(key)) is not None)
+    if isinstance(value, int | float):
+        return value == 1
+    return value in (None, "default", "rope", "rotary", "") or value in ({}, [], ())
+
+
+def _keys_of_row(facts: ModelFacts) -> set[str]:
+    """Return the keys that the row of a model type reads, or lists as ignored."""
+    partial = facts.partial.values()
+    keys: set[Any] = {*facts.theta.values(), *partial, *facts.refuse, *facts.ignored}
+    keys |= {*facts.names.values(), *facts.unrotated.values(), facts.interleaved}
+    keys |= facts.defaults.keys() & KEYS["widths_of_slices"]
+    if not facts.theta:
+        keys.add("rope_theta")
+    # A width goes before the share, which is read where neither the file nor the row has the width.
+    fills_share = any(key.endswith("_dim") and key not in facts.defaults for key in partial)
+    if fills_share or (not partial and facts.has_layer_sections):
+        keys.add("partial_rotary_factor")
+    if facts.indexer:
+        keys.add(PAIRING_KEY)
+    if not facts.unrotated and not facts.has_layer_sections:
+        keys.update(KEYS["layers"])
+    return {key.partition(".")[0] for key in keys if isinstance(key, str)}
+
+
+@cache
+def _width_names() -> dict[str, str]:
+    """Return the standard key of each name that a row of the model table has for a width."""
+    names = dict(KEYS["other_widths"])
+    for row in table_rows().values():
+        own = row.get("names", {})
+        names |= {own[key]: key for key in KEYS["widths"] if own.get(key)}
+    return {name: key for name, key in names.items() if name not in KEYS["widths_of_slices"]}
+
+
+def _refuse_other_widths(text: Mapping[str, Any], facts: ModelFacts) -> None:
+    """Raise for a width under a name of other model types alone."""
+    for name, key in _width_names().items():
+        own = facts.names.get(key) or key
+        if text.get(name) is not None and not {own, key} & text.keys():
+            rule = f"be called `{own}`, as its `model_type` has it"
+            raise ArgumentError(name, text[name], rule)

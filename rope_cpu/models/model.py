@@ -1,0 +1,229 @@
+"""`ModelConfig`: a parsed config, for `from_config`, the commands, the export and the benchmarks.
+
+Each kind of file has an adapter, a module with a subclass of `ModelConfig` and a function `parse`
+that makes it from the raw keys: `text`, `vision` (whose rows `multi_axis` interprets), and `gguf`
+for GGUF files. `reader` chooses one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
+from rope_cpu.arguments.texts import shown
+from rope_cpu.frequencies.spec import RopeSpec, placed
+from rope_cpu.models.attention import Attention
+from rope_cpu.models.indexers import indexer_spec
+from rope_cpu.models.layers import ModelLayers, model_layers, value_of_layers
+from rope_cpu.models.model_types import ModelFacts
+from rope_cpu.models.rope_parameters import RopeParameters, is_latent, values_of_type
+
+HEADS_KEYS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "dit_heads")
+KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
+
+
+class Selection(NamedTuple):
+    """The arguments of `ModelConfig.spec`."""
+
+    layer_type: str | None
+    layer: int | None
+    interleaved: bool | None
+    angle_dtype: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(ABC):
+    """One model, as its config file describes it.
+
+    Parameters
+    ----------
+    source : mapping
+        The content of the file.
+    model_type : str, optional
+        The model type of the rotated part, such as the language model of a multimodal file. None
+        if the file names none.
+    values : mapping
+        The keys of that part under standard names, with the defaults of its model type.
+    rope_parameters : {layer type: section}
+        The rope parameters by layer type, or under "" for all layers. None: layers of this type are
+        not rotated. Empty for models with several position axes, which have one rotation.
+    facts : ModelFacts
+        The row of the model type in the model table.
+    is_known : bool
+        Whether the model type is in the model table.
+    unknown_whole : str, optional
+        The model type of the file around this part, in quotes, if its attention is not known.
+    pairing_note : str, optional
+        What to know about the pairing, for `rope-cpu show`.
+    position_note : str, optional
+        What to know about the positions, likewise.
+    axes : sequence of str
+        The position axes, keys of axes.json. A text model with three has those of M-RoPE instead.
+
+    Examples
+    --------
+    >>> from rope_cpu.models.reader import read
+    >>> config = read({"model_type": "llama", "head_dim": 64, "num_attention_heads": 32})
+    >>> config.model_type, config.heads(), config.spec().rotary_dim
+    ('llama', (32, 32), 64)
+    """
+
+    source: Mapping[str, Any]
+    model_type: str | None
+    values: Mapping[str, Any]
+    rope_parameters: Mapping[str, RopeParameters | None] = field(default_factory=dict)
+    facts: ModelFacts = field(default_factory=ModelFacts, repr=False)
+    is_known: bool = True
+    unknown_whole: str | None = None
+    pairing_note: str | None = None
+    position_note: str | None = None
+    axes: Sequence[str] = ("token",)
+
+    def spec(
+        self,
+        layer_type: str | None = None,
+        layer: int | None = None,
+        interleaved: bool | None = None,
+        angle_dtype: str = "float64",
+        part: str | None = None,
+    ) -> RopeSpec:
+        """Return the rotation of the layers of one type, of one layer, or of all rotated layers.
+
+        Parameters
+        ----------
+        layer_type : str, optional
+            The layer type, for models whose layers differ ("full_attention", …).
+        layer : int, optional
+            The index of a layer, from 0, instead of its type.
+        interleaved : bool, optional
+            True for pairs (2i, 2i+1), False for half-split pairs; the model type's by default.
+        angle_dtype : str
+            "float64", or "float32" to repeat the float32 angle arithmetic of transformers.
+        part : str, optional
+            "indexer" for the indexer of sparse attention, instead of the attention itself.
+
+        Returns
+        -------
+        RopeSpec
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the config does not determine one rotation for these layers.
+
+        Examples
+        --------
+        >>> from rope_cpu.models.reader import read
+        >>> read({"model_type": "gemma3_text"}).spec("sliding_attention").head_dim
+        256
+        """
+        if interleaved is not None:
+            interleaved = scalars.boolean("interleaved", interleaved)
+        if layer_type is not None and not isinstance(layer_type, str):
+            raise ArgumentTypeError("layer_type", layer_type, "be a string")
+        selection = Selection(layer_type, layer, interleaved, angle_dtype)
+        if part is None:
+            spec = placed(self._build_spec(selection), self.facts.rotates)
+        else:
+            spec = self._indexer(part, selection)
+        if interleaved not in (None, spec.interleaved):
+            rule = f"be left out, as `interleaved` of this model is {spec.interleaved}"
+            raise ArgumentError("interleaved", interleaved, rule)
+        return spec
+
+    def _indexer(self, part: str, selection: Selection) -> RopeSpec:
+        """Return the rotation of the indexers of the selected layers; see `spec`."""
+        scalars.choice("part", part, ("indexer",))
+        facts = self.facts.indexer
+        if facts is None:
+            rule = f"be left out, as no indexer of `model_type` {shown(self.model_type)} is known"
+            raise ArgumentError("part", part, rule)
+        own_type = facts.get("layer_type")
+        layer_type = selection.layer_type
+        if selection.layer is None:
+            layer_type = layer_type or own_type
+        spec = self._build_spec(selection._replace(layer_type=layer_type, interleaved=None))
+        if selection.layer is not None:
+            layer_type = self.layers.entries[selection.layer].layer_type
+        if own_type not in (None, layer_type):
+            rule = f"be that of layers with an indexer, {shown(own_type)}"
+            raise ArgumentError("layer_type", layer_type, rule)
+        return indexer_spec(spec, facts, self.values, selection.interleaved)
+
+    @abstractmethod
+    def _build_spec(self, selection: Selection) -> RopeSpec:
+        """Return the rotation of the selected layers; see `spec`."""
+
+    @property
+    def unknown_type(self) -> str | None:
+        """The model type whose attention is not known, in quotes; None if it is known."""
+        return self.unknown_whole if self.is_known else shown(self.model_type)
+
+    @cached_property
+    def layers(self) -> ModelLayers:
+        """The layers of the model."""
+        return model_layers(self.values, self.rope_parameters)
+
+    def heads(
+        self, layer_type: str | None = None, layer: int | None = None
+    ) -> tuple[int | None, int | None]:
+        """Return the numbers of query heads and of key/value heads.
+
+        Latent attention rotates one key, which all heads share.
+
+        Parameters
+        ----------
+        layer_type : str, optional
+            The layer type, for models whose layers differ.
+        layer : int, optional
+            The index of a layer, for models whose layers of one type differ.
+
+        Returns
+        -------
+        num_heads, num_kv_heads : int or None
+            None if neither the file nor its model type has the number.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a number is out of range, or differs between the selected layers.
+
+        Examples
+        --------
+        >>> from rope_cpu.models.reader import read
+        >>> read({"model_type": "mistral"}).heads()
+        (32, 8)
+        """
+        if layer is not None and layer < len(self.layers.entries):
+            layer_type = self.layers.entries[layer].layer_type
+        elif layer_type is None:
+            layer_type = self.layers.only_type
+        values = values_of_type(self.values, layer_type)
+        heads = _first_number(HEADS_KEYS, values, layer_type, layer)
+        if is_latent(values):
+            return heads, 1
+        return heads, _first_number(KV_HEADS_KEYS, values, layer_type, layer) or heads
+
+    @property
+    @abstractmethod
+    def attention(self) -> Attention:
+        """The parts of the model's attention besides the rotation."""
+
+
+def _first_number(
+    keys: tuple[str, ...],
+    values: Mapping[str, Any],
+    layer_type: str | None,
+    layer: int | None,
+) -> int | None:
+    """Return the number of heads under the first of these keys that is present."""
+    for key in keys:
+        if key in values:
+            number = value_of_layers(key, values, layer_type, layer)
+            return scalars.whole_number(key, number, 1, limits.HEADS)
+    return None

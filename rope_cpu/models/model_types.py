@@ -1,0 +1,164 @@
+"""The model table: defaults of each model type's config, and facts of its code."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any
+
+# The first is written by tools/make_model_table.py from the classes of transformers, the
+# second by hand from the models' own code.
+TABLES = ("models.json", "other_models.json")
+
+# Model types whose names are plain words, so that a class of that name may be anybody's.
+_PLAIN_WORDS = {"new", "transformer"}
+
+# The label of rope parameters that hold for all layers, where others have a layer type.
+ALL_LAYERS = ""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """One row of the model table, transcribed from the model's own code.
+
+    A label is a layer type, or `ALL_LAYERS` ("") for the one section of all layers. A section is
+    a dict of rope parameters. Differences of a single model's code stand in `quirks`.
+
+    Parameters
+    ----------
+    like : str, optional
+        The model type whose row this row extends.
+    interleaved : bool or str, optional
+        Pairing in the model's code, or the config key that decides it. None: unknown.
+    names : {standard key: own key}
+        This type's names of standard keys; "part.key" for a key inside a part, "" for a standard
+        key that the code does not read.
+    defaults : {standard key: value}
+        Values of standard keys that are missing in a file.
+    rope_parameters : section or {layer type: section}, optional
+        The section for a file without one.
+    filled : {layer type: section}
+        Defaults of missing keys in the section of a layer type.
+    mrope : section
+        `mrope_section`, for a section without it, and `mrope_interleaved`: whether the axes take
+        turns among the pairs.
+    theta : {label: key}
+        The top-level key with the base of a section, in files of the old form.
+    partial : {label: key}
+        The top-level key with the rotated share (or a width, "…_dim") of a section, likewise.
+    scaled : tuple of str
+        Layer types that an old flat `rope_scaling` applies to.
+    whole_head : bool
+        The default rope type ignores `partial_rotary_factor`.
+    rotates : str
+        "end" if the last elements of a head are rotated, where the first ones usually are.
+    rotated_heads : int, optional
+        Only so many heads are rotated, the first ones.
+    unrotated : {layer type: key}
+        The layer type is not rotated, unless config[key] is null; key "": always.
+    refuse : {key: (values, reason)}
+        Values that describe no rotation we can express; values ["*"]: any value.
+    ignored : tuple of str
+        Keys with names of rotations that the code does not read, or that rotate nothing.
+    indexer : {fact: value}, optional
+        Of the indexer of sparse attention: `interleaved`, its pairing; `rotates` "end" if it
+        rotates the last elements of a head, and not the first ones; `layer_type`, if not all
+        layers with a rotation have one. Its heads have `index_head_dim` elements.
+    part : (key, model type), optional
+        The key of the language model's config inside this config, and its model type.
+    """
+
+    like: str | None = None
+    interleaved: bool | str | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    rope_parameters: Mapping[str, Any] | None = None
+    filled: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    mrope: Mapping[str, Any] = field(default_factory=dict)
+    theta: Mapping[str, str] = field(default_factory=lambda: {ALL_LAYERS: "rope_theta"})
+    partial: Mapping[str, str] = field(
+        default_factory=lambda: {ALL_LAYERS: "partial_rotary_factor"}
+    )
+    scaled: tuple[str, ...] = (ALL_LAYERS,)
+    whole_head: bool = False
+    rotates: str = ""
+    rotated_heads: int | None = None
+    unrotated: Mapping[str, str] = field(default_factory=dict)
+    refuse: Mapping[str, Any] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    indexer: Mapping[str, Any] | None = None
+    part: tuple[str, str] | None = None
+
+    @property
+    def has_layer_sections(self) -> bool:
+        """Whether layer types have their own sections."""
+        sections = (self.rope_parameters or {}).values()
+        return any(section is None or isinstance(section, Mapping) for section in sections)
+
+
+def value_at(config: Mapping[str, Any], path: str) -> Any:
+    """Return the value of a key, "part.key" for one inside a part; None for a missing key."""
+    part, _, key = path.rpartition(".")
+    inner = config.get(part) if part else config
+    return inner.get(key) if isinstance(inner, Mapping) else None
+
+
+def data(name: str) -> Any:
+    """Return the content of a JSON file in the folder `data`."""
+    return json.loads(resources.files("rope_cpu.models.data").joinpath(name).read_text("utf-8"))
+
+
+def reasons_by_type(name: str) -> dict[str, str]:
+    """Return {model type: reason} from a JSON file that lists the model types of each reason."""
+    rows = data(name).items()
+    return {model_type: reason for reason, model_types in rows for model_type in model_types}
+
+
+# Model types whose layers are not rotated, and why.
+UNROTATED = reasons_by_type("unrotated.json")
+
+# Model types whose rotation cannot be expressed as frequencies of pairs, and why.
+REFUSED = reasons_by_type("refused.json")
+
+
+@cache
+def table_rows() -> dict[str, dict[str, Any]]:
+    """Return the rows of the model table by model type, each extended by the row it is like."""
+    rows: dict[str, dict[str, Any]] = {}
+    for name in TABLES:
+        for model_type, row in data(name).items():
+            inherited = rows.get(row.get("like", model_type), {})
+            defaults = {**inherited.get("defaults", {}), **row.get("defaults", {})}
+            rows[model_type] = {**inherited, **row, "defaults": defaults}
+    return rows
+
+
+@cache
+def model_facts(model_type: str) -> ModelFacts | None:
+    """Return the row of a model type, None for an unknown model type."""
+    row = table_rows().get(model_type)
+    if row is None:
+        return None
+    fields: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in row.items()
+        if key != "source"
+    }
+    return ModelFacts(**fields)
+
+
+def type_of_class(name: str) -> str | None:
+    """Return the model type of a class such as "DeepseekV2ForCausalLM", None for an unknown one."""
+    stem = re.sub("(For[A-Z]|LMHead|Model$).*", "", name).lower()
+    return _types_by_stem().get(stem)
+
+
+@cache
+def _types_by_stem() -> dict[str, str]:
+    """Return the model types by their names without separators; those of transformers go first."""
+    names = [name for name in (*data(TABLES[1]), *data(TABLES[0])) if name not in _PLAIN_WORDS]
+    return {re.sub("[-_.]", "", name).lower(): name for name in names}

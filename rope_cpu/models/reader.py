@@ -1,0 +1,152 @@
+"""From a config file or a GGUF file to a ModelConfig: load it, choose the adapter of its kind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from rope_cpu.arguments import limits
+from rope_cpu.arguments.texts import shown
+from rope_cpu.models import text, vision
+from rope_cpu.models.gguf_header import is_gguf
+from rope_cpu.models.keys import check_containers
+from rope_cpu.models.model import ModelConfig
+from rope_cpu.models.model_types import data, value_at
+
+# The name of a repository on the Hugging Face Hub, such as "meta-llama/Llama-3.1-8B".
+_REPOSITORY = re.compile(r"(?!.*\.json)\w[\w.-]{0,95}/\w[\w.-]{0,95}")
+
+# Files that hold no model's config, with the file to give instead.
+_FOREIGN: dict[str, list[dict[str, Any]]] = data("foreign.json")
+
+
+def read(config: str | PathLike[str] | Mapping[str, Any] | ModelConfig) -> ModelConfig:
+    """Parse a config.
+
+    Parameters
+    ----------
+    config : path, mapping or ModelConfig
+        A config file, a folder with a config.json, its content as a dict, a GGUF file, or a parsed
+        config.
+
+    Returns
+    -------
+    ModelConfig
+
+    Raises
+    ------
+    TypeError
+        If `config` is none of these.
+    ValueError
+        If there is no such file, or if it holds no JSON object or describes no rotation.
+    OSError
+        If the file cannot be read.
+
+    Examples
+    --------
+    >>> read({"model_type": "gptj"}).spec().interleaved
+    True
+    """
+    if isinstance(config, ModelConfig):
+        return config
+    if isinstance(config, str | PathLike) and is_gguf(os.fsdecode(config)):
+        from rope_cpu.models.gguf import parse
+
+        return parse(config)
+    raw = load(config)
+    check_containers(raw)
+    try:
+        return _parse(raw)
+    except RecursionError:
+        raise ValueError("`config` holds configs inside configs, too deep to follow") from None
+
+
+def _parse(raw: Mapping[str, Any]) -> ModelConfig:
+    """Parse the content of a file with the adapter of its kind; a new kind gets a branch here."""
+    if vision.is_diffusers(raw):
+        return vision.parse_diffusers(raw)
+    if vision.is_vision(raw):
+        return vision.parse(raw)
+    return text.parse(raw)
+
+
+def _missing_file(name: str) -> ValueError:
+    """Return the error for a path without a config, which may be the name of a repository."""
+    text = f"`config` is {shown(name)}, which is neither a file nor a folder with a config.json"
+    hint = f"; nothing is downloaded: give the path that `hf download {name} config.json` prints"
+    return ValueError(text + (hint if _REPOSITORY.fullmatch(name) else ""))
+
+
+def load(config: str | PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a config file as a dict; raises as `read` does."""
+    if isinstance(config, Mapping):
+        raw = dict(config)
+        _refuse_foreign_object(raw, "")
+        return raw
+    if not isinstance(config, str | PathLike):
+        raise TypeError(f"`config` is a {type(config).__name__}; it must be a path or a dict")
+    path = os.fsdecode(config)
+    if os.path.isdir(path):
+        path = os.path.join(path, _file_of_folder(path))
+    if not os.path.isfile(path):
+        raise _missing_file(os.fsdecode(config))
+    _refuse_foreign_file(path)
+    raw = _content(path)
+    _refuse_foreign_object(raw, path)
+    return raw
+
+
+def _content(path: str) -> dict[str, Any]:
+    """Return the object in a JSON file."""
+    size = os.path.getsize(path)
+    if size > limits.CONFIG_BYTES:
+        rule = f"a config may have at most {limits.CONFIG_BYTES}"
+        raise ValueError(f"`config` {shown(path)} has {size} bytes; {rule}")
+    try:
+        raw = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"`config` {shown(path)} is not valid JSON: {error}") from None
+    except RecursionError:
+        raise ValueError(
+            f"`config` {shown(path)} cannot be read: its JSON is nested too deep"
+        ) from None
+    if not isinstance(raw, dict):
+        raise ValueError(
+            f"`config` {shown(path)} holds a {type(raw).__name__}; it must hold an object"
+        )
+    return raw
+
+
+def _file_of_folder(folder: str) -> str:
+    """Return "config.json", or the name of another known file if a folder has no config.json."""
+    others: list[str] = [end for row in _FOREIGN["objects"] for end in row["ends"]]
+    names = ["config.json", *others]
+    return next((name for name in names if os.path.isfile(os.path.join(folder, name))), names[0])
+
+
+def _refuse_foreign_file(path: str) -> None:
+    """Raise for a file with the ending or the first bytes of another format."""
+    with open(path, "rb") as file:
+        start = file.read(16)
+    for row in _FOREIGN["files"]:
+        pattern = row.get("starts", "(?!)").encode("latin-1")
+        if path.endswith(tuple(row["ends"])) or re.match(pattern, start):
+            raise ValueError(f"`config` {shown(path)} is {row['is']}; give {row['give']}")
+
+
+def _refuse_foreign_object(raw: Mapping[str, Any], path: str) -> None:
+    """Raise for an object with the file name or the keys of another kind of file."""
+    # A name such as params.json decides nothing about a file with a model type.
+    ending = "" if "model_type" in raw else path
+    for row in _FOREIGN["objects"]:
+        has_keys = any(raw.keys() >= set(keys) for keys in row["keys"])
+        if has_keys or ending.endswith(tuple(row["ends"])):
+            name = value_at(raw, row.get("named", ""))
+            named = "" if name is None else f"; it names {shown(name)}"
+            file = f" {shown(path)}" if path else ""
+            raise ValueError(f"`config`{file} is {row['is']}; give {row['give']}{named}")
