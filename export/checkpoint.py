@@ -11,17 +11,24 @@ import numpy as np
 from rope_cpu.arguments import scalars
 from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.arguments.texts import cut
-from rope_cpu.attention_layer import (
-    AttentionLayer,
-    check_known,
-    layer_arrays,
-    layer_of,
-)
-from rope_cpu.models.attention import Attention
+from rope_cpu.attention_layer import check_known, layer_arrays
+from rope_cpu.models.layer import Layer
 from rope_cpu.models.model import ModelConfig
 from rope_cpu.models.reader import read
 
 from .options import INPUT
+
+# The facts of a layer that the export writes, or that decide these; it refuses others.
+EXPORTED = (
+    *("model_type", "causal", "window", "window_in_all_layers", "softcap", "scale", "has_sinks"),
+    *("qk_norm", "norm_weighted", "norm_offset", "norm_epsilon"),
+    # Refused by name, of layers without rotation, and in the layers that keep keys of their own.
+    *("bidirectional_tokens", "unrotated_query_scale", "shared_layers"),
+)
+
+
+# Layers without rotation have no chunks, and are refused as such.
+_EXPORTED_UNROTATED = (*EXPORTED, "chunk", "query_scale")
 
 
 def attention_options(
@@ -69,7 +76,7 @@ def attention_options(
     parsed = read(config)
     check_known(parsed)
     facts = parsed.attention
-    check_mask(facts, parsed.model_type)
+    check_mask(facts)
     return layer_options(exported_layer(parsed, facts, layer, layer_type))
 
 
@@ -135,12 +142,12 @@ def attention_weights(
     return layer_weights(exported_layer(parsed, parsed.attention, layer), tensors)
 
 
-def check_mask(facts: Attention, model_type: str | None) -> None:
+def check_mask(facts: Layer) -> None:
     """Raise ValueError for tokens that attend in both directions, which needs a mask of them."""
     if facts.bidirectional_tokens is not None and facts.causal:
         window = " --set window=none" if facts.window else ""
         raise ValueError(
-            f"model type {cut(str(model_type))} has bidirectional attention among tokens of "
+            f"model type {cut(str(facts.model_type))} has bidirectional attention among tokens of "
             f"{facts.bidirectional_tokens}; write it with a mask of order, window and these tokens "
             f"(--set causal=false{window} --mask bool, or the options of the text config with "
             'causal=False, window=None, mask="bool"), or causal attention, as for text (--set '
@@ -149,14 +156,15 @@ def check_mask(facts: Attention, model_type: str | None) -> None:
 
 
 def exported_layer(
-    config: ModelConfig, facts: Attention, layer: int | None, layer_type: str | None = None
-) -> AttentionLayer:
-    """Return the attention of a layer; raise ValueError if no operators of a graph express it.
+    config: ModelConfig, facts: Layer, layer: int | None, layer_type: str | None = None
+) -> Layer:
+    """Return a layer; raise ValueError if no operators of a graph express its attention.
 
     facts: those of the config, perhaps changed. layer, layer_type: at most one may be given.
     """
-    _check_operators(facts, config.model_type)
-    found = layer_of(config, facts, layer, layer_type)
+    known = EXPORTED if config.is_rotated(layer) else _EXPORTED_UNROTATED
+    facts.refuse_unknown(known)
+    found = config.layer(facts, known, layer, layer_type)
     if found.rope is None:
         raise ArgumentError("layer", layer, "select a layer that is rotated")
     if found.window is not None and not found.causal:
@@ -167,19 +175,7 @@ def exported_layer(
     return found
 
 
-def _check_operators(facts: Attention, model_type: str | None) -> None:
-    """Raise ValueError for a part that a server computes, and no operators of a graph."""
-    parts = {
-        "norms of values": facts.v_norm,
-        f"queries scaled by their position, by {facts.query_scale}": facts.query_scale,
-    }
-    part = next((part for part in parts if parts[part]), None)
-    if part is not None:
-        name = cut(str(model_type))
-        raise ValueError(f"model type {name} has {part}, which the export cannot write")
-
-
-def layer_options(layer: AttentionLayer) -> dict[str, Any]:
+def layer_options(layer: Layer) -> dict[str, Any]:
     """Return the arguments of `export_attention` for a layer, with norms and sinks as inputs."""
     options: dict[str, Any] = {
         "num_heads": layer.num_heads,
@@ -201,7 +197,7 @@ def layer_options(layer: AttentionLayer) -> dict[str, Any]:
 
 
 def layer_weights(
-    layer: AttentionLayer,
+    layer: Layer,
     tensors: Mapping[str, Any] | str | PathLike[str],
     left_out: Collection[str] = (),
 ) -> dict[str, Any]:

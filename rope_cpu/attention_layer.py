@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Container, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Container, Mapping
+from dataclasses import dataclass, fields
 from os import PathLike
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from rope_cpu.arguments import scalars
 from rope_cpu.arguments.errors import ArgumentError
-from rope_cpu.arguments.texts import cut, shown
+from rope_cpu.arguments.texts import cut
 from rope_cpu.array_types import Array
 from rope_cpu.caches.rms_norm import RMSNorm
 from rope_cpu.models import attention_tensors
-from rope_cpu.models.attention import FULL_LAYERS, WINDOW_LAYERS, Attention
-from rope_cpu.models.model import HEADS_KEYS, ModelConfig
-from rope_cpu.models.query_factors import QueryFactors, query_factors
+from rope_cpu.models.layer import Layer
+from rope_cpu.models.model import ModelConfig
+from rope_cpu.models.query_factors import QueryFactors
 from rope_cpu.models.reader import read
-from rope_cpu.models.rope_parameters import head_dim
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
 # Parts of the attention that no key of an unknown model type's config decides, and usual values.
@@ -204,6 +202,15 @@ class AttentionLayer:
         return RMSNorm(weight, self.norm_epsilon, offset=offset)
 
 
+_FIELDS = tuple(field.name for field in fields(AttentionLayer))
+# The facts that `AttentionLayer` expresses, and those that decide them or are refused first.
+_KNOWN = (
+    *_FIELDS,
+    *("query_scale", "unrotated_query_scale", "window_in_all_layers"),
+    *("bidirectional_tokens", "shared_layers"),
+)
+
+
 def attention_layer(
     config: str | PathLike[str] | Mapping[str, Any] | ModelConfig, index: int
 ) -> AttentionLayer:
@@ -257,7 +264,9 @@ def attention_layer(
     if number >= count - facts.shared_layers:
         rule = f"be below {count - facts.shared_layers}: later layers reuse keys and values"
         raise ArgumentError("index", number, rule)
-    return layer_of(parsed, facts, number)
+    layer = vars(parsed.layer(facts, _KNOWN, number))
+    rope = None if layer["rope"] is None else RotaryEmbedding.from_spec(layer["rope"])
+    return AttentionLayer(**{name: layer[name] for name in _FIELDS} | {"rope": rope})
 
 
 def check_known(config: ModelConfig, stated: Container[str] = ()) -> None:
@@ -275,154 +284,8 @@ def check_known(config: ModelConfig, stated: Container[str] = ()) -> None:
     )
 
 
-def layer_of(
-    config: ModelConfig,
-    facts: Attention,
-    index: int | None = None,
-    layer_type: str | None = None,
-) -> AttentionLayer:
-    """Return the attention of a layer, of a layer type, or of all rotated layers.
-
-    facts: those of the config, perhaps changed. index, layer_type: at most one may be given. Raises
-    ValueError or TypeError if `AttentionLayer` cannot express the attention.
-    """
-    is_rotated = index is None or _is_rotated(config, index)
-    facts = facts if is_rotated else _without_rotation(facts)
-    _check_parts(facts, config.model_type)
-    rope = None
-    if is_rotated:
-        # The pairing plays no part in the attention, and an unknown model type has none.
-        interleaved = None if config.is_known else False
-        rope = RotaryEmbedding.from_spec(config.spec(layer_type, index, interleaved=interleaved))
-        _check_factor(rope, facts)
-    layer_type = _layer_type(config, facts, index, layer_type)
-    num_heads, num_kv_heads = _head_counts(config, layer_type, index)
-    width = head_dim(config.values, layer_type) if rope is None else rope.head_dim
-    return AttentionLayer(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=width,
-        value_dim=width,
-        scale=width**-0.5 if facts.scale is None else facts.scale,
-        rope=rope,
-        causal=facts.causal,
-        window=facts.window_of(layer_type) or None,
-        softcap=facts.softcap or None,
-        has_sinks=facts.sinks,
-        query_factors=query_factors(facts.query_scale, config, layer_type),
-        model_type=config.model_type,
-        index=index,
-        **_norms(facts),
-    )
-
-
-def _norms(facts: Attention) -> dict[str, Any]:
-    """Return the arguments of `AttentionLayer` that describe norms, {} for a model without."""
-    names = ("qk_norm", "v_norm", "norm_weighted", "norm_offset", "norm_epsilon")
-    return {} if facts.qk_norm is None else {name: getattr(facts, name) for name in names}
-
-
-def _is_rotated(config: ModelConfig, index: int) -> bool:
-    """Return False for a layer without rotation; a layer that there is not is refused later."""
-    entries = config.layers.entries
-    return index >= len(entries) or entries[index].rotated
-
-
-def _without_rotation(facts: Attention) -> Attention:
-    """Return the facts of layers without rotation, which have no chunks in Llama 4.
-
-    Norms after the rotation are those of the layers that have one.
-    """
-    qk_norm = None if facts.qk_norm == "after" else facts.qk_norm
-    query_scale = facts.unrotated_query_scale or facts.query_scale
-    return replace(facts, chunk=None, qk_norm=qk_norm, query_scale=query_scale)
-
-
-def _check_parts(facts: Attention, model_type: str | None) -> None:
-    """Raise ValueError if `AttentionLayer` cannot express a part of a model's attention."""
-    part = next(_inexpressible_parts(facts), None)
-    if part is not None:
-        raise ValueError(f"model type {cut(str(model_type))} has {part}, which is not supported")
-    if facts.qk_norm is not None and facts.norm_epsilon is None:
-        raise ValueError("the config lacks the epsilon of the norms; add rms_norm_eps")
-
-
-def _inexpressible_parts(facts: Attention) -> Iterator[str]:
-    """Yield the parts of a model's attention that `AttentionLayer` cannot express."""
-    if facts.latent:
-        yield "latent attention (kv_lora_rank), of which only a part of each head rotates"
-    if facts.qk_norm == "after" and facts.norm_weighted:
-        factors = " · ".join(filter(None, ("the weights of both norms", facts.query_weights)))
-        scale = "" if facts.scale is None else f", and scale={facts.scale:g}"
-        yield (
-            "norms of queries and keys after the rotation (norm without weights, and multiply "
-            f'queries by {factors}{scale}, as in "Norms of queries and keys" of docs/serving.md)'
-        )
-    if facts.qk_norm is not None and facts.norm_other is not None:
-        yield f"norms of queries and keys other than of each head: {facts.norm_other}"
-    if facts.own_cache:
-        yield f"a cache of its own: {facts.own_cache}"
-    yield from facts.unusual_parts()
-
-
-def _check_factor(rope: RotaryEmbedding, facts: Attention) -> None:
-    """Raise ValueError for norms that undo the attention factor of the rotation before them."""
-    factor = float(np.max(rope.spec.attention_factor))
-    if facts.qk_norm == "after" and factor != 1:
-        raise ValueError(
-            f"norms of queries and keys follow a rotation with an attention factor of {factor:.6g}"
-        )
-
-
-def _layer_type(
-    config: ModelConfig, facts: Attention, layer: int | None, layer_type: str | None
-) -> str | None:
-    """Return the layer type of a layer, or of all rotated layers; None if it plays no part.
-
-    Raises ValueError if it is needed and not given, or if its kind of attention is not known.
-    """
-    if layer is not None:
-        layer_type = layer_type_at(config, layer)
-    elif layer_type is None:
-        names = _rotated_types(config)
-        if len(names) > 1:
-            if facts.window is None or facts.window_in_all_layers:
-                return None
-            listed = cut(", ".join(sorted(map(str, names))))
-            raise ValueError(f"layers differ ({listed}); give `layer` or `layer_type`")
-        layer_type = next(iter(names), None)
-    if layer_type not in (None, *FULL_LAYERS, *WINDOW_LAYERS):
-        raise ValueError(f"the attention of layers of type {shown(layer_type)} is not known")
-    return layer_type
-
-
-def layer_type_at(config: ModelConfig, layer: int) -> str | None:
-    """Return the layer type of a layer of the model."""
-    return config.layers.entries[layer].layer_type
-
-
-def _rotated_types(config: ModelConfig) -> set[str | None]:
-    """Return the layer types of the rotated layers; None among them stands for no type."""
-    parameters = config.rope_parameters
-    if config.layers.entries:
-        return {entry.layer_type for entry in config.layers.entries if entry.rotated}
-    return {name or None for name in parameters if parameters[name] is not None}
-
-
-def _head_counts(config: ModelConfig, layer_type: str | None, layer: int | None) -> tuple[int, int]:
-    try:
-        num_heads, num_kv_heads = config.heads(layer_type, layer)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"the config's {error}") from error
-    if num_heads is None or num_kv_heads is None:
-        raise ValueError(
-            f"the config lacks the number of heads; add one of {', '.join(HEADS_KEYS)}"
-        )
-    return num_heads, num_kv_heads
-
-
 def layer_arrays(
-    layer: AttentionLayer,
+    layer: AttentionLayer | Layer,
     tensors: Mapping[str, Any] | str | PathLike[str],
     left_out: Collection[str] = (),
 ) -> dict[str, Array]:

@@ -18,7 +18,7 @@ from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.arguments.scalars import whole_number
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import DTYPES
-from rope_cpu.attention_layer import AttentionLayer, check_known, layer_type_at
+from rope_cpu.attention_layer import check_known
 from rope_cpu.cli.command_line import (
     UsageError,
     add_config_arguments,
@@ -38,14 +38,14 @@ from rope_cpu.export.graph import LAYOUTS
 from rope_cpu.export.options import NAMES
 from rope_cpu.export.targets import TARGETS
 from rope_cpu.export.validation.validate import MAX_SEED
-from rope_cpu.models.attention import Attention
+from rope_cpu.models.layer import Layer
 from rope_cpu.models.model import ModelConfig
 
 GRAPH_OPTIONS = ("target", "dtype", "layout", "positions", "max_positions", "opset")
 ATTENTION_GRAPH_OPTIONS = ("mask", "cache", "cache_dtype", "batch_chunks", "name_prefix", "names")
 ATTENTION_OPTIONS = ("weights", *ATTENTION_GRAPH_OPTIONS)
 
-# Names for --set, fields of `Attention`: numbers, truth values, and parts of a model's attention
+# Names for --set, fields of `Layer`: numbers, truth values, and parts of a model's attention
 # that can be left out.
 NUMBERS: dict[str, type[int] | type[float]] = {"window": int, "softcap": float, "scale": float}
 TRUTHS = {"true": True, "false": False}
@@ -211,7 +211,9 @@ def _export_rotation(
     """Return a model of the rotation alone, and the rotation."""
     check_without_attention(args)
     rope = rotation(args, config)
-    layer_type = args.layer_type if args.layer is None else layer_type_at(config, args.layer)
+    layer_type = args.layer_type
+    if args.layer is not None:
+        layer_type = config.layers.entries[args.layer].layer_type
     heads, kv_heads = head_counts(config, layer_type)
     model = export.export_rope(
         rope,
@@ -235,7 +237,7 @@ def export_model_attention(
     has_mask = args.mask in ("bool", "float")
     if facts.bidirectional_tokens is not None and not facts.causal and not has_mask:
         raise UsageError("--set causal=false needs a mask of these tokens; give --mask bool")
-    check_mask(facts, config.model_type)
+    check_mask(facts)
     layer = exported_layer(config, facts, args.layer, args.layer_type)
     rope = rotation(args, config)
     options = layer_options(layer) | _weights(args, layer, departures)
@@ -298,9 +300,7 @@ def _graph_options(args: argparse.Namespace, config: ModelConfig) -> dict[str, A
     return options
 
 
-def _weights(
-    args: argparse.Namespace, layer: AttentionLayer, departures: Collection[str]
-) -> dict[str, Any]:
+def _weights(args: argparse.Namespace, layer: Layer, departures: Collection[str]) -> dict[str, Any]:
     """Return the weights in the file of --weights, as arguments of the export; {} without it."""
     if args.weights is None:
         return {}
@@ -347,7 +347,7 @@ def check_without_attention(args: argparse.Namespace) -> None:
         raise UsageError(f"{options[0]} is an option of attention; give --attention as well")
 
 
-def _print_notes(facts: Attention) -> None:
+def _print_notes(facts: Layer) -> None:
     """Print advice on layers that share keys."""
     if facts.shared_layers:
         note = (
@@ -387,17 +387,18 @@ def _setting(name: str, text: str) -> Any:
     return number
 
 
-def changed(config: ModelConfig, departures: Mapping[str, Any]) -> Attention:
+def changed(config: ModelConfig, departures: Mapping[str, Any]) -> Layer:
     """Return the facts of a model's attention, changed by --set.
 
     Raises UsageError for a part that is left out, but that a known model does not have.
     """
     facts = config.attention
     for name, value in departures.items():
-        own = getattr(facts, name)
+        field = "has_sinks" if name == "sinks" else name
+        own = getattr(facts, field)
         if config.unknown_type is None and not own and value is None:
             raise UsageError(f"--set {name} is none, but the model has no {name}; drop it")
         if value is None and isinstance(own, bool):
             value = False
-        facts = replace(facts, **{name: value})
+        facts = replace(facts, **{field: value})
     return replace(facts, window_in_all_layers=True) if "window" in departures else facts

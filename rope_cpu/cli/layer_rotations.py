@@ -16,7 +16,7 @@ from rope_cpu.array_types import Float64, Int64
 from rope_cpu.cli.command_line import UsageError
 from rope_cpu.frequencies import scaling
 from rope_cpu.frequencies.rope_types import ROPE_TYPES
-from rope_cpu.models.attention import Attention
+from rope_cpu.models.layer import Layer
 from rope_cpu.models.layers import layer_parameters
 from rope_cpu.models.model import ModelConfig
 from rope_cpu.models.model_types import data
@@ -72,7 +72,7 @@ class LayerRotation:
     axes: Sequence[Axis] = ()
     contexts: Mapping[str, int] = field(default_factory=dict)
     head_width: int = 0
-    attention: Attention | None = None
+    attention: Layer | None = None
 
     @property
     def rope(self) -> RotaryEmbedding:

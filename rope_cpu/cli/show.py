@@ -36,7 +36,8 @@ from rope_cpu.cli.layer_rotations import (
     rotations_from_arguments,
 )
 from rope_cpu.frequencies.rope_types import ROPE_TYPES
-from rope_cpu.models.attention import FACTS, FULL_LAYERS, WINDOW_LAYERS, Attention
+from rope_cpu.models.attention import FACTS
+from rope_cpu.models.layer import FULL_LAYERS, PARTS, WINDOW_LAYERS, Layer
 from rope_cpu.models.rope_parameters import is_latent
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
@@ -257,7 +258,7 @@ def _attention_facts(rotation: LayerRotation) -> Iterator[Fact]:
         yield "shared keys and values", f"in the last {attention.shared_layers} layers"
 
 
-def _norm_facts(attention: Attention) -> Iterator[Fact]:
+def _norm_facts(attention: Layer) -> Iterator[Fact]:
     epsilon = attention.norm_epsilon
     rms_norm = "RMS norm of each head, eps " + ("not known" if epsilon is None else f"{epsilon:g}")
     if attention.qk_norm is not None:
@@ -269,7 +270,7 @@ def _norm_facts(attention: Attention) -> Iterator[Fact]:
         yield "norm of v", f"{rms_norm}, no weights"
 
 
-def _kinds_of_layers(rotation: LayerRotation, attention: Attention) -> list[str]:
+def _kinds_of_layers(rotation: LayerRotation, attention: Layer) -> list[str]:
     """Return the layer types whose windows differ, [""] if there is one window or none."""
     if attention.window is None or attention.window_in_all_layers:
         return [""]
@@ -278,7 +279,7 @@ def _kinds_of_layers(rotation: LayerRotation, attention: Attention) -> list[str]
     return sorted(kind for kind in (*FULL_LAYERS, *WINDOW_LAYERS) if kind in types)
 
 
-def _calls(attention: Attention, kinds: list[str]) -> Iterator[Fact]:
+def _calls(attention: Layer, kinds: list[str]) -> Iterator[Fact]:
     """Yield the call of `attention` with the model's own arguments, for each kind of layers."""
     if not kinds:
         yield "window", f"{attention.window} keys, in layers that are not known"
@@ -287,16 +288,19 @@ def _calls(attention: Attention, kinds: list[str]) -> Iterator[Fact]:
             "window": attention.window_of(kind),
             "softcap": attention.softcap,
             "scale": attention.scale,
-            "sinks": "sinks" if attention.sinks else None,
+            "sinks": "sinks" if attention.has_sinks else None,
         }
         given = [f"{name}={value}" for name, value in arguments.items() if value]
         call = f"attention({', '.join(['q', 'cache', 'batch', *given])})"
         yield f"call, {kind}" if len(kinds) > 1 else "call", call
 
 
-def _parts_without_argument(attention: Attention) -> Iterator[str]:
+def _parts_without_argument(attention: Layer) -> Iterator[str]:
     """Yield the parts of a model's attention that no argument of `attention` expresses."""
-    yield from attention.unusual_parts()
+    for name in ("other", "chunk"):
+        value = getattr(attention, name)
+        if value:
+            yield PARTS[name].format(value)
     if attention.query_weights is not None:
         yield f"queries times {attention.query_weights}, after their norm"
     if attention.query_scale is not None:

@@ -28,9 +28,9 @@ from rope_cpu.frequencies.axes import base_frequencies, mrope_pair_axis, with_pa
 from rope_cpu.frequencies.rope_types import MISSING
 from rope_cpu.frequencies.scaling import DEFAULT_THETA, scaled, without_nulls
 from rope_cpu.frequencies.spec import RopeSpec
-from rope_cpu.models.attention import Attention
 from rope_cpu.models.gguf_header import read_header
 from rope_cpu.models.keys import is_rotation_key
+from rope_cpu.models.layer import Layer
 from rope_cpu.models.layers import FULL, SLIDING, value_of_layers
 from rope_cpu.models.model import ModelConfig, Selection
 from rope_cpu.models.model_types import ALL_LAYERS, data
@@ -181,9 +181,10 @@ class GgufConfig(ModelConfig):
         return None if count is None else _heads(name, count)
 
     @property
-    def attention(self) -> Attention:
-        """The parts of the model's attention besides the rotation."""
-        return Attention(other="a GGUF file has not all of the attention; use config.json")
+    def attention(self) -> Layer:
+        """The facts that all layers share."""
+        other = "a GGUF file has not all of the attention; use config.json"
+        return Layer(model_type=self.model_type, other=other)
 
 
 def parse(path: str | PathLike[str], overrides: Mapping[str, Any] | None = None) -> GgufConfig:

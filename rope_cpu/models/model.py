@@ -8,20 +8,21 @@ for GGUF files. `reader` chooses one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
-from rope_cpu.arguments.texts import shown
+from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.frequencies.spec import RopeSpec, placed
-from rope_cpu.models.attention import Attention
 from rope_cpu.models.indexers import indexer_spec
+from rope_cpu.models.layer import FULL_LAYERS, WINDOW_LAYERS, Layer
 from rope_cpu.models.layers import ModelLayers, model_layers, value_of_layers
-from rope_cpu.models.model_types import ModelFacts
-from rope_cpu.models.rope_parameters import RopeParameters, is_latent, values_of_type
+from rope_cpu.models.model_types import ALL_LAYERS, ModelFacts
+from rope_cpu.models.query_factors import query_factors
+from rope_cpu.models.rope_parameters import RopeParameters, head_dim, is_latent, values_of_type
 
 HEADS_KEYS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "dit_heads")
 KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
@@ -211,8 +212,105 @@ class ModelConfig(ABC):
 
     @property
     @abstractmethod
-    def attention(self) -> Attention:
-        """The parts of the model's attention besides the rotation."""
+    def attention(self) -> Layer:
+        """The facts that all layers share."""
+
+    def is_rotated(self, index: int | None) -> bool:
+        """Return False for a layer without rotation; one that there is not is refused later."""
+        entries = self.layers.entries
+        return index is None or index >= len(entries) or entries[index].rotated
+
+    def layer(
+        self,
+        facts: Layer,
+        known: Collection[str],
+        index: int | None = None,
+        layer_type: str | None = None,
+    ) -> Layer:
+        """Return one layer, the layers of one type, or all rotated layers, which must be alike.
+
+        facts: those of `attention`, perhaps changed. known: see `Layer.refuse_unknown`. index,
+        layer_type: at most one may be given. Raises ValueError or TypeError for other facts, and if
+        the config does not determine the layer.
+        """
+        is_rotated = self.is_rotated(index)
+        facts = facts if is_rotated else facts.without_rotation()
+        facts.refuse_unknown(known)
+        if facts.qk_norm is None:
+            facts = replace(facts, **_WITHOUT_NORMS)
+        elif facts.norm_epsilon is None:
+            raise ValueError("the config lacks the epsilon of the norms; add rms_norm_eps")
+        rope = None
+        if is_rotated:
+            # The pairing plays no part in the attention, and an unknown model type has none.
+            rope = self.spec(layer_type, index, interleaved=None if self.is_known else False)
+            _check_factor(rope, facts)
+        layer_type = self._type_of(facts, index, layer_type)
+        num_heads, num_kv_heads = self._head_counts(layer_type, index)
+        width = head_dim(self.values, layer_type) if rope is None else rope.head_dim
+        window = facts.window_of(layer_type)
+        parameters = self.rope_parameters
+        section = parameters.get(layer_type or ALL_LAYERS) or parameters.get(ALL_LAYERS) or {}
+        return replace(
+            facts,
+            index=index,
+            rope=rope,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=width,
+            value_dim=width,
+            scale=width**-0.5 if facts.scale is None else facts.scale,
+            window=window or None,
+            softcap=facts.softcap or None,
+            query_factors=query_factors(facts.query_scale, {**self.values, **section}),
+        )
+
+    def _type_of(self, facts: Layer, index: int | None, layer_type: str | None) -> str | None:
+        """Return the type of a layer, or of all rotated layers; None if it plays no part.
+
+        Raises ValueError if it is needed and not given, or if its kind of attention is not known.
+        """
+        entries = self.layers.entries
+        if index is not None:
+            layer_type = entries[index].layer_type
+        elif layer_type is None:
+            sections = self.rope_parameters
+            names = {name or None for name in sections if sections[name] is not None}
+            if entries:
+                names = {entry.layer_type for entry in entries if entry.rotated}
+            if len(names) > 1:
+                if facts.window is None or facts.window_in_all_layers:
+                    return None
+                listed = cut(", ".join(sorted(map(str, names))))
+                raise ValueError(f"layers differ ({listed}); give `layer` or `layer_type`")
+            layer_type = next(iter(names), None)
+        if layer_type not in (None, *FULL_LAYERS, *WINDOW_LAYERS):
+            raise ValueError(f"the attention of layers of type {shown(layer_type)} is not known")
+        return layer_type
+
+    def _head_counts(self, layer_type: str | None, index: int | None) -> tuple[int, int]:
+        try:
+            num_heads, num_kv_heads = self.heads(layer_type, index)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"the config's {error}") from error
+        if num_heads is None or num_kv_heads is None:
+            keys = ", ".join(HEADS_KEYS)
+            raise ValueError(f"the config lacks the number of heads; add one of {keys}")
+        return num_heads, num_kv_heads
+
+
+# The facts of norms in a layer without.
+_NORMS = ("v_norm", "norm_weighted", "norm_offset", "norm_epsilon")
+_WITHOUT_NORMS: dict[str, Any] = {name: getattr(Layer, name) for name in _NORMS}
+
+
+def _check_factor(rope: RopeSpec, facts: Layer) -> None:
+    """Raise ValueError for norms that undo the attention factor of the rotation before them."""
+    factor = float(rope.attention_factor.max())
+    if facts.qk_norm == "after" and factor != 1:
+        raise ValueError(
+            f"norms of queries and keys follow a rotation with an attention factor of {factor:.6g}"
+        )
 
 
 def _first_number(

@@ -22,7 +22,7 @@ from rope_cpu.frequencies import axes
 from rope_cpu.frequencies.scaling import scaled, without_nulls
 from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq, spread_over_axes
 from rope_cpu.models import keys
-from rope_cpu.models.attention import Attention
+from rope_cpu.models.layer import Layer
 from rope_cpu.models.model import ModelConfig, Selection
 from rope_cpu.models.rope_parameters import Config, own_section
 
@@ -127,9 +127,10 @@ class MultiAxisConfig(ModelConfig):
         return spec
 
     @property
-    def attention(self) -> Attention:
-        """The parts of the model's attention besides the rotation."""
-        return Attention(other="images and video attend in ways that their configs do not hold")
+    def attention(self) -> Layer:
+        """The facts that all layers share."""
+        other = "images and video attend in ways that their configs do not hold"
+        return Layer(model_type=self.model_type, other=other)
 
 
 def rows_by_name(rows: Sequence[Config], defaults: Mapping[str, Config]) -> dict[str, Row]:

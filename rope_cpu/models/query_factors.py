@@ -13,11 +13,10 @@ from rope_cpu.arguments import scalars
 from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.array_types import Float64
 from rope_cpu.frequencies.rope_types import MISSING
-from rope_cpu.models.attention import FACTS
-from rope_cpu.models.model import ModelConfig
-from rope_cpu.models.model_types import ALL_LAYERS
+from rope_cpu.models.model_types import data
 
 _Formula = Callable[..., Float64]
+_FACTS = data("attention.json")
 
 
 @dataclass(frozen=True)
@@ -33,16 +32,14 @@ class QueryFactors:
         return factors.astype(np.float32)
 
 
-def query_factors(
-    formula: str | None, config: ModelConfig, layer_type: str | None
-) -> QueryFactors | None:
-    """Return the function from positions to factors of a formula of `attention.json`."""
+def query_factors(formula: str | None, values: Mapping[str, Any]) -> QueryFactors | None:
+    """Return the function from positions to factors of a formula of `attention.json`.
+
+    values: the config, with the rope parameters of its layers.
+    """
     if formula is None:
         return None
     compute, keys = _FORMULAS[formula]
-    parameters = config.rope_parameters
-    section = parameters.get(layer_type or ALL_LAYERS) or parameters.get(ALL_LAYERS) or {}
-    values = {**config.values, **section}
     return QueryFactors(compute, tuple(_number(key, values) for key in keys))
 
 
@@ -74,14 +71,14 @@ def _power(positions: Float64) -> Float64:
 
 # The function of each formula, and the keys of the config that are its arguments, in their order.
 _FORMULAS: Mapping[str, tuple[_Formula, tuple[str, ...]]] = {
-    FACTS["query_scale"]["llama_4_scaling_beta"]: (
+    _FACTS["query_scale"]["llama_4_scaling_beta"]: (
         _by_log_of_length,
         ("llama_4_scaling_beta", "original_max_position_embeddings"),
     ),
-    FACTS["query_scale"]["use_logn_attn"]: (_log_of_position, ("seq_length",)),
-    FACTS["unrotated_query_scale"]["llama4_text"][1]: (
+    _FACTS["query_scale"]["use_logn_attn"]: (_log_of_position, ("seq_length",)),
+    _FACTS["unrotated_query_scale"]["llama4_text"][1]: (
         _temperature,
         ("attn_scale", "floor_scale"),
     ),
-    FACTS["unrotated_query_scale"]["beam"][1]: (_power, ()),
+    _FACTS["unrotated_query_scale"]["beam"][1]: (_power, ()),
 }

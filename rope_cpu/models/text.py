@@ -16,7 +16,8 @@ from rope_cpu.frequencies import axes, scaling
 from rope_cpu.frequencies.rope_types import MISSING
 from rope_cpu.frequencies.spec import RopeSpec, reverse_direction, with_still_pairs
 from rope_cpu.models import keys, layers, model_types, quirks, rope_parameters
-from rope_cpu.models.attention import FACTS, Attention
+from rope_cpu.models.attention import FACTS, attention_of
+from rope_cpu.models.layer import Layer
 from rope_cpu.models.model import ModelConfig, Selection
 from rope_cpu.models.model_types import ModelFacts, model_facts
 
@@ -42,10 +43,9 @@ class TextConfig(ModelConfig):
     beside: Config = field(default_factory=dict)
 
     @property
-    def attention(self) -> Attention:
-        """The parts of the model's attention besides the rotation."""
-        types = {self.model_type, self.facts.like}
-        return Attention.from_values(types, self.values, self.source, self.beside)
+    def attention(self) -> Layer:
+        """The facts that all layers share."""
+        return attention_of(self)
 
     def _build_spec(self, selection: Selection) -> RopeSpec:
         """Pick the rope parameters of the layers and build their spec."""

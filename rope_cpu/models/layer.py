@@ -1,0 +1,175 @@
+"""`Layer`: one layer of a model as plain data, and the refusal of facts that a caller lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, fields, replace
+
+from rope_cpu.arguments.texts import cut, shown
+from rope_cpu.frequencies.spec import RopeSpec
+from rope_cpu.models.layers import FULL, SLIDING
+from rope_cpu.models.query_factors import QueryFactors
+
+# Names of layer types whose queries attend to all keys, or to those of a window.
+FULL_LAYERS = (FULL, "attention")
+WINDOW_LAYERS = (SLIDING, "local_attention")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One layer of a model: its rotation, and the rest of its attention.
+
+    `ModelConfig.attention` has the facts that all layers share, and defaults for the others;
+    `ModelConfig.layer` completes them.
+
+    Parameters
+    ----------
+    model_type : str, optional
+        The model type, which decides the order of rows in fused projections.
+    index : int, optional
+        The index of the layer, from 0; None for layers that are alike.
+    rope : RopeSpec, optional
+        The rotation; None for a layer without one.
+    num_heads, num_kv_heads : int
+        Numbers of query heads, and of heads of keys and values.
+    head_dim, value_dim : int
+        Widths of a head vector of queries and keys, and of values.
+    causal : bool
+        A query attends only to keys up to its own position.
+    latent : bool
+        Keys and values are compressed (MLA), and only a part of each head is rotated.
+    has_sinks : bool
+        The softmax has a learned term besides the scores.
+    qk_norm : {"before", "after", None}
+        Queries and keys are normed before or after the rotation, or not at all.
+    norm_offset : float
+        Added to the weights of the norms of queries and keys.
+    norm_weighted : bool
+        The norms of queries and keys have weights.
+    norm_epsilon : float, optional
+        Added to the mean square in these norms; None: not known.
+    norm_other : str, optional
+        Difference of these norms from an RMS norm over each head vector.
+    v_norm : bool
+        Values are normed.
+    chunk : int, optional
+        Number of tokens in a chunk; tokens attend only to their own chunk.
+    window : int, optional
+        Number of keys that a query attends to; of the facts of all layers, in those with a window.
+    window_in_all_layers : bool
+        Every layer has the window; otherwise the layer type decides.
+    softcap : float, optional
+        The c of c·tanh(score/c).
+    scale : float, optional
+        Factor on the scores; None for head_dim^-½.
+    query_weights : str, optional
+        Formula of factors on the elements of queries, after their norm, from a tensor.
+    query_scale : str, optional
+        Formula of a scale of queries by their position.
+    unrotated_query_scale : str, optional
+        The same, in the layers without rotation.
+    query_factors : callable, optional
+        The function from positions to that scale.
+    bidirectional_tokens : str, optional
+        Tokens among which attention is bidirectional, in a causal model.
+    shared_layers : int
+        Number of last layers that reuse keys and values of an earlier layer.
+    own_cache : str, optional
+        Reason why the cache does not hold a key and a value for each key head.
+    other : str, optional
+        Description of what else it has, or of what is not known.
+    """
+
+    model_type: str | None = None
+    index: int | None = None
+    rope: RopeSpec | None = None
+    num_heads: int = 0
+    num_kv_heads: int = 0
+    head_dim: int = 0
+    value_dim: int = 0
+    causal: bool = True
+    latent: bool = False
+    has_sinks: bool = False
+    qk_norm: str | None = None
+    norm_offset: float = 0.0
+    norm_weighted: bool = True
+    norm_epsilon: float | None = 1e-6
+    norm_other: str | None = None
+    v_norm: bool = False
+    chunk: int | None = None
+    window: int | None = None
+    window_in_all_layers: bool = False
+    softcap: float | None = None
+    scale: float | None = None
+    query_weights: str | None = None
+    query_scale: str | None = None
+    unrotated_query_scale: str | None = None
+    query_factors: QueryFactors | None = None
+    bidirectional_tokens: str | None = None
+    shared_layers: int = 0
+    own_cache: str | None = None
+    other: str | None = None
+
+    @property
+    def weighted_norms(self) -> str | None:
+        """The factors on queries of norms after the rotation, which no norm before it can have."""
+        if self.qk_norm != "after" or not self.norm_weighted:
+            return None
+        factors = " · ".join(filter(None, ("the weights of both norms", self.query_weights)))
+        return factors + ("" if self.scale is None else f", and scale={self.scale:g}")
+
+    def refuse_unknown(self, known: Collection[str]) -> None:
+        """Raise ValueError for the first fact that a caller does not know.
+
+        known: the names of the fields that the caller takes, whatever their values are.
+        """
+        of_norms = () if self.qk_norm else ("norm_other", "query_weights")
+        for name in (*PARTS, *_DEFAULTS):
+            value = getattr(self, name)
+            if value != _DEFAULTS.get(name) and name not in (*known, *of_norms):
+                part = PARTS.get(name, f"the fact {name} {{}}").format(value)
+                end = "the export cannot write" if name in _SERVED else "is not supported"
+                raise ValueError(f"model type {cut(str(self.model_type))} has {part}, which {end}")
+
+    def without_rotation(self) -> Layer:
+        """Return the facts of layers without rotation, which have no chunks in Llama 4.
+
+        Norms after the rotation are those of the layers that have one.
+        """
+        qk_norm = None if self.qk_norm == "after" else self.qk_norm
+        query_scale = self.unrotated_query_scale or self.query_scale
+        return replace(self, chunk=None, qk_norm=qk_norm, query_scale=query_scale)
+
+    def window_of(self, layer_type: str | None) -> int | None:
+        """Return the number of keys that a query attends to in layers of a type, None for all keys.
+
+        Raises ValueError if the layer type is needed and unknown.
+        """
+        if self.window is None or self.window_in_all_layers:
+            return self.window
+        if layer_type in FULL_LAYERS:
+            return None
+        if layer_type in WINDOW_LAYERS:
+            return self.window
+        raise ValueError(
+            f"it is not known which layers have the window of {self.window} keys "
+            f"(`sliding_window`), and the layer type is {shown(layer_type)}; add `layer_types` to "
+            "the config, or give --set window=N, or window=none for all keys, to the command"
+        )
+
+
+# Facts that few callers know, in words, in the order in which they are named.
+PARTS = {
+    "v_norm": "norms of values",
+    "query_scale": "queries scaled by their position, by {}",
+    "latent": "latent attention (kv_lora_rank), of which only a part of each head rotates",
+    "weighted_norms": "norms of queries and keys after the rotation (norm without weights, and "
+    'multiply queries by {}, as in "Norms of queries and keys" of docs/serving.md)',
+    "norm_other": "norms of queries and keys other than of each head: {}",
+    "own_cache": "a cache of its own: {}",
+    "other": "an attention of its own: {}",
+    "chunk": "chunks of {} tokens (attention_chunk_size)",
+}
+# Those that a server's calls express, but no operators of a graph.
+_SERVED = ("v_norm", "query_scale")
+_DEFAULTS = {field.name: field.default for field in fields(Layer)}
