@@ -15,22 +15,15 @@ from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.arguments.texts import cut
 from rope_cpu.array_types import Array
 from rope_cpu.caches.rms_norm import RMSNorm
-from rope_cpu.models import attention_tensors
-from rope_cpu.models.layer import Layer
+from rope_cpu.models import tensors as attention_tensors
+from rope_cpu.models.layer import Layer, QueryFactors
 from rope_cpu.models.model import ModelConfig
-from rope_cpu.models.query_factors import QueryFactors
 from rope_cpu.models.reader import read
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
 # Parts of the attention that no key of an unknown model type's config decides, and usual values.
-ASSUMED = {
-    "causal": "true",
-    "qk_norm": "none",
-    "scale": "none",
-    "window": "none",
-    "softcap": "none",
-    "sinks": "none",
-}
+ASSUMED = {"causal": "true"}
+ASSUMED |= dict.fromkeys(("qk_norm", "scale", "window", "softcap", "sinks"), "none")
 
 # Keys that concern these parts.
 TELLING = re.compile("qk|sink|window|softcap|causal|bidirectional")

@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from rope_cpu.models.attention_tensors import attention_prefix
+from rope_cpu.models.tensors import attention_prefix
 
 
 class Module(NamedTuple):

@@ -29,7 +29,10 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 from model_code import MODELS, pairing, rotary_class  # noqa: E402
 
-TARGET = ROOT / "rope_cpu" / "configs" / "data" / "models.json"
+from rope_cpu.models.keys import is_rotation_key  # noqa: E402
+from rope_cpu.models.model_types import ModelFacts  # noqa: E402
+
+TARGET = ROOT / "rope_cpu" / "models" / "data" / "models.json"
 
 WIDTHS = (
     "hidden_size",
@@ -302,7 +305,28 @@ def row(cls: type[PreTrainedConfig]) -> dict[str, Any]:
     key, part = text_part(instance)
     if part is not None:
         found["part"] = [key, part.model_type]
+    if reads(found) != sorted(ModelFacts().reads):
+        found["reads"] = reads(found)
     return found
+
+
+def reads(entry: dict[str, Any]) -> list[str]:
+    """Return the keys with names of rotations that the code of a row reads, or refuses."""
+    facts = ModelFacts(**entry)
+    keys: set[Any] = {*facts.theta.values(), *facts.partial.values(), *facts.refuse}
+    keys |= {*facts.names.values(), *facts.unrotated.values(), facts.interleaved}
+    keys |= facts.defaults.keys() & {"qk_rope_head_dim"}
+    if not facts.theta:
+        keys.add("rope_theta")
+    # A width goes before the share, which is read where neither the file nor the row has the width.
+    is_width = [
+        key.endswith("_dim") and key not in facts.defaults for key in facts.partial.values()
+    ]
+    if any(is_width) or (not facts.partial and facts.has_layer_sections):
+        keys.add("partial_rotary_factor")
+    if not facts.unrotated and not facts.has_layer_sections:
+        keys.update(("no_rope_layers", "layer_rope_theta", "no_rope_layer_interval"))
+    return sorted(filter(is_rotation_key, keys - {*facts.ignored}))
 
 
 def without_unknown_parts(table: dict[str, Any]) -> dict[str, Any]:

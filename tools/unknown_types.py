@@ -16,7 +16,7 @@ from pathlib import Path
 
 from model_source import built_by, has_rotary_module, is_rotary
 
-DATA = Path(__file__).parents[1] / "rope_cpu" / "configs" / "data"
+DATA = Path(__file__).parents[1] / "rope_cpu" / "models" / "data"
 
 # Keys of configs that only rotated models have.
 ROPE_KEYS = {"rope_parameters", "rope_theta", "rope_scaling", "default_theta"}

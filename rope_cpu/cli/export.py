@@ -211,9 +211,7 @@ def _export_rotation(
     """Return a model of the rotation alone, and the rotation."""
     check_without_attention(args)
     rope = rotation(args, config)
-    layer_type = args.layer_type
-    if args.layer is not None:
-        layer_type = config.layers.entries[args.layer].layer_type
+    layer_type = args.layer_type if args.layer is None else config.layers.type_of(None, args.layer)
     heads, kv_heads = head_counts(config, layer_type)
     model = export.export_rope(
         rope,

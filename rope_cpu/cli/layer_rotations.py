@@ -17,10 +17,9 @@ from rope_cpu.cli.command_line import UsageError
 from rope_cpu.frequencies import scaling
 from rope_cpu.frequencies.rope_types import ROPE_TYPES
 from rope_cpu.models.layer import Layer
-from rope_cpu.models.layers import layer_parameters
+from rope_cpu.models.layers import is_latent
 from rope_cpu.models.model import ModelConfig
 from rope_cpu.models.model_types import data
-from rope_cpu.models.rope_parameters import is_latent
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
 
@@ -144,7 +143,7 @@ def _layer_rotation(
     rope = RotaryEmbedding.from_config(config, layer_type=layer_type, interleaved=interleaved)
     parameters: Mapping[str, Any] = {}
     if by_type:
-        _, parameters = layer_parameters(config.layers, by_type, layer_type, None)
+        parameters = config.layers.select(layer_type).rope_parameters or {}
     axes = position_axes(config, rope.axes)
     counts_tokens = all(axis.extent is None for axis in axes)
     return LayerRotation(

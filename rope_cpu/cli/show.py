@@ -38,7 +38,7 @@ from rope_cpu.cli.layer_rotations import (
 from rope_cpu.frequencies.rope_types import ROPE_TYPES
 from rope_cpu.models.attention import FACTS
 from rope_cpu.models.layer import FULL_LAYERS, PARTS, WINDOW_LAYERS, Layer
-from rope_cpu.models.rope_parameters import is_latent
+from rope_cpu.models.layers import is_latent
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
 # Longer lists are shown as their length and ends.

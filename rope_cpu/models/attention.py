@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -30,8 +30,8 @@ from rope_cpu.models.layers import rule_keys, window
 from rope_cpu.models.model_types import ModelFacts, data, model_facts, value_at
 from rope_cpu.models.quirks import quirks_of
 
-if TYPE_CHECKING:
-    from rope_cpu.models.text import TextConfig
+Config = Mapping[str, Any]
+_EMPTY: Config = {}
 
 # From a property of an attention class to its model types.
 FACTS: Mapping[str, Any] = data("attention.json")
@@ -82,17 +82,21 @@ class _Model:
         return None if value is None else scalars.whole_number(key, value, 0)
 
 
-def attention_of(config: TextConfig) -> Layer:
-    """Return the facts that the layers of a language model share."""
-    values = config.values
-    source = config.source
-    # The file of a multimodal model has a type of its own.
+def attention_of(
+    model_types: Set[str | None], values: Config, source: Config = _EMPTY, beside: Config = _EMPTY
+) -> Layer:
+    """Return the facts that the layers of a language model share.
+
+    model_types: its model type, and the one it inherits facts from. values: its config under
+    standard names. source: the whole file, perhaps of a multimodal model, with a type of its own.
+    beside: the keys of that file which are not those of the language model.
+    """
+    # A file with these heads is the language model's own.
     whole = set() if "num_attention_heads" in source else {source.get("model_type")}
-    model = _Model({config.model_type, config.facts.like, *whole}, values)
+    model = _Model({*model_types, *whole}, values)
     tokens = _bidirectional_tokens(model)
     latent_keys = {"qk_rope_head_dim", "kv_lora_rank"}
     layer = Layer(
-        model_type=config.model_type,
         causal=tokens is not None or _is_causal(model),
         latent=bool(values.get("use_mla", True)) and not latent_keys.isdisjoint(values),
         has_sinks=model.has("sinks"),
@@ -115,7 +119,7 @@ def attention_of(config: TextConfig) -> Layer:
         own_cache=model.of_type("own_cache"),
         other=_other_class(values, source) or _other(model),
     )
-    return replace(layer, other=layer.other or _unread(model, config.beside, layer))
+    return replace(layer, other=layer.other or _unread(model, beside, layer))
 
 
 def _unread(model: _Model, beside: Mapping[str, Any], layer: Layer) -> str | None:

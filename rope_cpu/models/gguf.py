@@ -30,9 +30,9 @@ from rope_cpu.frequencies.scaling import DEFAULT_THETA, scaled, without_nulls
 from rope_cpu.frequencies.spec import RopeSpec
 from rope_cpu.models.gguf_header import read_header
 from rope_cpu.models.keys import is_rotation_key
-from rope_cpu.models.layer import Layer
-from rope_cpu.models.layers import FULL, SLIDING, value_of_layers
-from rope_cpu.models.model import ModelConfig, Selection
+from rope_cpu.models.layer import FULL, SLIDING, Layer
+from rope_cpu.models.layers import value_of_layers
+from rope_cpu.models.model import HeadCounts, ModelConfig
 from rope_cpu.models.model_types import ALL_LAYERS, data
 
 # `architectures`: what the code of llama.cpp decides for each one, beside the metadata.
@@ -148,20 +148,18 @@ class GgufConfig(ModelConfig):
     metadata: Metadata
     rotations: Mapping[str, Rotation]
 
-    def _build_spec(self, selection: Selection) -> RopeSpec:
-        scalars.choice("angle_dtype", selection.angle_dtype, ("float64",))
-        if selection.layer is not None:
-            raise ArgumentError("layer", selection.layer, "be left out", "give `layer_type`")
+    def _build_spec(self, asked: Layer, interleaved: bool | None, angle_dtype: str) -> RopeSpec:
+        scalars.choice("angle_dtype", angle_dtype, ("float64",))
+        if asked.index is not None:
+            raise ArgumentError("layer", asked.index, "be left out", "give `layer_type`")
         names = (None, FULL, SLIDING) if ALL_LAYERS in self.rotations else tuple(self.rotations)
-        if selection.layer_type not in names:
+        if asked.layer_type not in names:
             rule = f"be one of {', '.join(map(repr, names))}"
-            raise ArgumentError("layer_type", selection.layer_type, rule)
-        rotation = self.rotations.get(ALL_LAYERS) or self.rotations[str(selection.layer_type)]
+            raise ArgumentError("layer_type", asked.layer_type, rule)
+        rotation = self.rotations.get(ALL_LAYERS) or self.rotations[str(asked.layer_type)]
         return rotation.spec
 
-    def heads(
-        self, layer_type: str | None = None, layer: int | None = None
-    ) -> tuple[int | None, int | None]:
+    def heads(self, layer_type: str | None = None, layer: int | None = None) -> HeadCounts:
         """Return the numbers of query heads and of key/value heads; see `ModelConfig.heads`."""
         heads = self._count_of_heads("attention.head_count", layer_type, layer)
         if self.metadata.facts.get("latent"):

@@ -26,7 +26,6 @@ import numpy as np
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
 from rope_cpu.arguments.texts import cut, shown
-from rope_cpu.models.indexers import PAIRING_KEY
 from rope_cpu.models.model_types import ModelFacts, data, table_rows
 
 KEYS: Mapping[str, Any] = data("keys.json")
@@ -102,7 +101,7 @@ def refuse_unread(text: Mapping[str, Any], facts: ModelFacts | None, read: Colle
     """
     row = facts or ModelFacts()
     slices = () if facts else KEYS["widths_of_slices"]
-    known = {*KEYS["read"], *slices, *read, *_keys_of_row(row)}
+    known = {*KEYS["read"], *slices, *read, *row.reads, *row.ignored}
     defaults = {**row.defaults, **row.mrope}
     for key, value in text.items():
         is_known = key in known or defaults.get(key) == value
@@ -146,25 +145,6 @@ def is_neutral(key: str, value: Any) -> bool:
     if isinstance(value, int | float):
         return value == 1
     return value in (None, "default", "rope", "rotary", "") or value in ({}, [], ())
-
-
-def _keys_of_row(facts: ModelFacts) -> set[str]:
-    """Return the keys that the row of a model type reads, or lists as ignored."""
-    partial = facts.partial.values()
-    keys: set[Any] = {*facts.theta.values(), *partial, *facts.refuse, *facts.ignored}
-    keys |= {*facts.names.values(), *facts.unrotated.values(), facts.interleaved}
-    keys |= facts.defaults.keys() & KEYS["widths_of_slices"]
-    if not facts.theta:
-        keys.add("rope_theta")
-    # A width goes before the share, which is read where neither the file nor the row has the width.
-    fills_share = any(key.endswith("_dim") and key not in facts.defaults for key in partial)
-    if fills_share or (not partial and facts.has_layer_sections):
-        keys.add("partial_rotary_factor")
-    if facts.indexer:
-        keys.add(PAIRING_KEY)
-    if not facts.unrotated and not facts.has_layer_sections:
-        keys.update(KEYS["layers"])
-    return {key.partition(".")[0] for key in keys if isinstance(key, str)}
 
 
 @cache

@@ -2,14 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
+from inspect import signature
+from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rope_cpu.arguments import scalars
+from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.arguments.texts import cut, shown
+from rope_cpu.array_types import Float64
+from rope_cpu.frequencies.rope_types import MISSING
 from rope_cpu.frequencies.spec import RopeSpec
-from rope_cpu.models.layers import FULL, SLIDING
-from rope_cpu.models.query_factors import QueryFactors
+from rope_cpu.models.model_types import data
 
+_Formula = Callable[..., Float64]
+_FACTS = data("attention.json")
+
+
+@dataclass(frozen=True)
+class QueryFactors:
+    """The function from positions to factors; equal for equal formulas and numbers."""
+
+    formula: _Formula
+    numbers: tuple[float, ...]
+
+    def __call__(self, positions: ArrayLike) -> NDArray[np.float32]:
+        """Return the factors at positions."""
+        factors = self.formula(np.asarray(positions, np.float64), *self.numbers)
+        return factors.astype(np.float32)
+
+
+def query_factors(formula: str | None, values: Mapping[str, Any]) -> QueryFactors | None:
+    """Return the function from positions to factors of a formula of `attention.json`.
+
+    values: the config, with the rope parameters of its layers.
+    """
+    if formula is None:
+        return None
+    compute = _FORMULAS[formula]
+    _, *keys = signature(compute).parameters
+    return QueryFactors(compute, tuple(_number(key, values) for key in keys))
+
+
+def _number(key: str, values: Mapping[str, Any]) -> float:
+    if key not in values:
+        raise ArgumentError(key, MISSING, "be in the config, which scales queries by position")
+    return scalars.real_number(key, values[key])
+
+
+def _by_log_of_length(
+    positions: Float64, llama_4_scaling_beta: float, original_max_position_embeddings: float
+) -> Float64:
+    lengths = np.floor(positions / original_max_position_embeddings)
+    return 1 + llama_4_scaling_beta * np.log1p(lengths)
+
+
+def _log_of_position(positions: Float64, seq_length: float) -> Float64:
+    factors: Float64 = np.maximum(1, np.log(positions + 1) / np.log(seq_length))
+    return factors
+
+
+def _temperature(positions: Float64, attn_scale: float, floor_scale: float) -> Float64:
+    return 1 + attn_scale * np.log1p(np.floor((positions + 1) / floor_scale))
+
+
+def _power(positions: Float64) -> Float64:
+    return (1 + (positions + 1) / 2048) ** 0.1
+
+
+# The function of each formula; its arguments after the positions are keys of the config.
+_FORMULAS: Mapping[str, _Formula] = {
+    _FACTS["query_scale"]["llama_4_scaling_beta"]: _by_log_of_length,
+    _FACTS["query_scale"]["use_logn_attn"]: _log_of_position,
+    _FACTS["unrotated_query_scale"]["llama4_text"][1]: _temperature,
+    _FACTS["unrotated_query_scale"]["beam"][1]: _power,
+}
+
+FULL = "full_attention"
+SLIDING = "sliding_attention"
 # Names of layer types whose queries attend to all keys, or to those of a window.
 FULL_LAYERS = (FULL, "attention")
 WINDOW_LAYERS = (SLIDING, "local_attention")
@@ -19,8 +92,8 @@ WINDOW_LAYERS = (SLIDING, "local_attention")
 class Layer:
     """One layer of a model: its rotation, and the rest of its attention.
 
-    `ModelConfig.attention` has the facts that all layers share, and defaults for the others;
-    `ModelConfig.layer` completes them.
+    `ModelConfig.select` finds its rope parameters, from which `from_config` goes on.
+    `ModelConfig.attention` has the facts that all layers share; `ModelConfig.layer` completes them.
 
     Parameters
     ----------
@@ -28,8 +101,16 @@ class Layer:
         The model type, which decides the order of rows in fused projections.
     index : int, optional
         The index of the layer, from 0; None for layers that are alike.
+    layer_type : str, optional
+        The layer type; None if the config names none.
+    rotated : bool
+        False for layers without rotation.
+    rope_theta : float, optional
+        The base of this layer alone; None for that of its rope parameters.
+    rope_parameters : mapping, optional
+        Its rope parameters in Hugging Face form.
     rope : RopeSpec, optional
-        The rotation; None for a layer without one.
+        The rotation that follows from them; None for a layer without one.
     num_heads, num_kv_heads : int
         Numbers of query heads, and of heads of keys and values.
     head_dim, value_dim : int
@@ -82,6 +163,10 @@ class Layer:
 
     model_type: str | None = None
     index: int | None = None
+    layer_type: str | None = None
+    rotated: bool = True
+    rope_theta: float | None = None
+    rope_parameters: Mapping[str, Any] | None = None
     rope: RopeSpec | None = None
     num_heads: int = 0
     num_kv_heads: int = 0
@@ -124,9 +209,10 @@ class Layer:
         known: the names of the fields that the caller takes, whatever their values are.
         """
         of_norms = () if self.qk_norm else ("norm_other", "query_weights")
-        for name in (*PARTS, *_DEFAULTS):
+        defaults = {field.name: field.default for field in fields(self)}
+        for name in (*PARTS, *defaults):
             value = getattr(self, name)
-            if value != _DEFAULTS.get(name) and name not in (*known, *of_norms):
+            if value != defaults.get(name) and name not in (*known, *of_norms):
                 part = PARTS.get(name, f"the fact {name} {{}}").format(value)
                 end = "the export cannot write" if name in _SERVED else "is not supported"
                 raise ValueError(f"model type {cut(str(self.model_type))} has {part}, which {end}")
@@ -172,4 +258,3 @@ PARTS = {
 }
 # Those that a server's calls express, but no operators of a graph.
 _SERVED = ("v_norm", "query_scale")
-_DEFAULTS = {field.name: field.default for field in fields(Layer)}

@@ -1,17 +1,23 @@
-"""From a layer type or a layer index to its rope parameters."""
+"""From a config to the rope parameters of its layer types, and of each layer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any
 
 from rope_cpu.arguments import limits, scalars
-from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.texts import cut, shown
-from rope_cpu.models.model_types import ALL_LAYERS, data
+from rope_cpu.frequencies.rope_types import MISSING
+from rope_cpu.frequencies.scaling import DEFAULT_THETA, SECTION_KEYS, without_nulls
+from rope_cpu.models.layer import Layer
+from rope_cpu.models.model_types import ALL_LAYERS, SHARE, ModelFacts, data, value_at
 
 Config = Mapping[str, Any]
+RopeParameters = dict[str, Any]
+
 Sections = Mapping[str, Config | None]  # by layer type; None: layers of this type are not rotated
 
 COUNT_KEYS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
@@ -19,70 +25,293 @@ COUNT_KEYS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 # Keys with one entry for each layer.
 LISTS_BY_LAYER = ("layer_types", "no_rope_layers", "layer_rope_theta")
 
-FULL = "full_attention"
-SLIDING = "sliding_attention"
+
+_LENGTH = "max_position_embeddings"
 
 
-class Layer(NamedTuple):
-    """One layer of a model.
+def rope_parameters_by_type(text: Config, facts: ModelFacts) -> dict[str, RopeParameters | None]:
+    """Return the section of each layer type, or the one of `ALL_LAYERS`.
 
-    layer_type: None if the config does not name one. rotated: False for layers without rotation.
-    rope_theta: the base of this layer alone, None for the base of its rope parameters.
+    Each section has its base and its rotated share, from the file or from the model type. None
+    stands for layer types that are not rotated.
     """
+    key, section = own_section(text)
+    for name in SECTION_KEYS & section.keys():  # it would look like a layer type
+        if isinstance(section[name], Mapping):
+            raise ArgumentTypeError(name, section[name], "be no object")
+    if any(isinstance(value, Mapping) for value in section.values()):
+        parts = {label: section[label] for label in section if _is_section(section[label])}
+    elif facts.has_layer_sections:
+        return _old_sections(key, section, text, facts)
+    elif section or not facts.rope_parameters:
+        parts = {ALL_LAYERS: section}
+    else:
+        parts = {ALL_LAYERS: _default_section(text, facts)}
+    return {
+        label: None if part is None else _completed(label, without_nulls(part), text, facts)
+        for label, part in parts.items()
+    }
 
-    layer_type: str | None
-    rotated: bool
-    rope_theta: float | None
+
+def _is_section(value: Any) -> bool:
+    """Return True for the rope parameters of a layer type, and for null: it is not rotated."""
+    return value is None or isinstance(value, Mapping)
+
+
+def own_section(text: Config) -> tuple[str, Config]:
+    """Return the key and the section of a config; `rope_scaling` goes first, as in transformers."""
+    for key in ("rope_scaling", "rope_parameters"):
+        section = text.get(key)
+        if section is not None and not isinstance(section, Mapping):
+            raise ArgumentTypeError(key, section, "be an object")
+        if section:
+            return key, section
+    return "rope_parameters", {}
+
+
+def _default_section(text: Config, facts: ModelFacts) -> RopeParameters:
+    """Return the model type's section for a file without one, with the file's base and length."""
+    section = dict(facts.rope_parameters or {})
+    if text.get(_LENGTH) is not None:
+        section.pop(_LENGTH, None)  # the length in the file applies to the section as well
+    key = facts.theta.get(ALL_LAYERS)
+    if key is not None and text.get(key) is not None:
+        section["rope_theta"] = text[key]
+    return section
+
+
+def _old_sections(
+    key: str, section: Config, text: Config, facts: ModelFacts
+) -> dict[str, RopeParameters | None]:
+    """Return the sections of a model whose layer types differ, from a file of the old form.
+
+    The file has at most one flat section, under `key`.
+    """
+    defaults: Mapping[str, Any] = facts.rope_parameters or {}
+    if section and not set(facts.scaled) & set(defaults):
+        rule = "hold a section for each layer type, {layer type: section}"
+        raise ArgumentError(key, Finding("is one section"), rule)
+    sections: dict[str, RopeParameters | None] = {}
+    for label, default in defaults.items():
+        if default is None:
+            sections[label] = None
+            continue
+        own = without_nulls(section) if label in facts.scaled else {}
+        merged = {**default, **own}
+        if "type" in own or "rope_type" in own:
+            merged["rope_type"] = own.get("rope_type", own.get("type"))
+        sections[label] = merged | _old_values(label, own, text, facts)
+    return sections
+
+
+def _old_values(label: str, own: Config, text: Config, facts: ModelFacts) -> RopeParameters:
+    """Return the base and the rotated share of a layer type from top-level keys of an old file.
+
+    A value for this layer type alone takes precedence over a value for the whole model.
+    """
+    layer_types = text.get("layer_types") or []
+    values = {}
+    for name, keys in (("rope_theta", facts.theta), (SHARE, facts.partial)):
+        key = keys.get(label)
+        value = text.get(str(key))
+        if isinstance(value, list):  # by layer
+            index = layer_types.index(label) if label in layer_types else len(value)
+            value = value[index] if index < len(value) else None
+        if value is not None and (name not in own or key != name):
+            values[name] = value
+    return values
+
+
+def _completed(
+    label: str, section: RopeParameters, text: Config, facts: ModelFacts
+) -> RopeParameters:
+    """Return a section with its base, its rotated share and its original length."""
+    defaults = facts.defaults if label == ALL_LAYERS else facts.filled.get(label, {})
+    section = {**section, "rope_theta": _theta(label, section, defaults, text, facts)}
+    section |= _rotated_share(label, section, defaults, text, facts)
+    original = text.get("original_max_position_embeddings")
+    if label == ALL_LAYERS and original is not None:
+        section["original_max_position_embeddings"] = original
+    return section
+
+
+def _theta(label: str, section: Config, defaults: Config, text: Config, facts: ModelFacts) -> Any:
+    """Return the base of a section: its own, the file's, the model type's, or 10000."""
+    key = facts.theta.get(label)
+    # Own sections of a class have their bases.
+    if not facts.theta and (own_section(text)[1] or not facts.rope_parameters):
+        key = "rope_theta"
+    in_file = None if key is None else text.get(key)
+    theta = defaults.get("rope_theta", DEFAULT_THETA) if in_file is None else in_file
+    return section.get("rope_theta", theta)
+
+
+def _rotated_share(
+    label: str, section: Config, defaults: Config, text: Config, facts: ModelFacts
+) -> RopeParameters:
+    """Return the rotated width or share that a section lacks; empty if there is none to add."""
+    if SHARE in section:
+        return {}
+    key = facts.partial.get(label)
+    if key is None and label != ALL_LAYERS:
+        key = SHARE
+    if key is not None and key.endswith("_dim"):
+        width = text.get(key, facts.defaults.get(key))
+        if width is not None:
+            return {"rotary_dim": width}
+        key = SHARE
+    share = defaults.get(SHARE)
+    if key is not None:
+        share = text.get(key, share)
+    return {} if share is None else {SHARE: share}
+
+
+def is_latent(values: Config) -> bool:
+    """Return True for latent attention (MLA).
+
+    With `use_mla` false, DeepSeek's first code has the attention of Llama.
+    """
+    return "qk_rope_head_dim" in values and bool(values.get("use_mla", True))
+
+
+def head_dim(values: Config, layer_type: str | None) -> int:
+    """Return the width of a head vector, or of its rotated part with latent attention (MLA)."""
+    if is_latent(values):
+        key = "qk_rope_head_dim"
+        return scalars.whole_number(key, values[key], 2, limits.HEAD_DIM)
+    width = values_of_type(values, layer_type).get("head_dim")
+    if width is None:  # it follows from the hidden size and the number of heads
+        for key in ("hidden_size", "num_attention_heads"):
+            if key not in values:
+                raise ArgumentError(key, MISSING, "be given, or `head_dim`, which follows from it")
+        heads = scalars.whole_number(key, values[key], 1, limits.HEADS)
+        width = scalars.whole_number("hidden_size", values["hidden_size"], 1, limits.HIDDEN_SIZE)
+        width //= heads
+    return scalars.whole_number("head_dim", width, 2, limits.HEAD_DIM)
+
+
+def values_of_type(values: Config, layer_type: str | None) -> Config:
+    """Return the values of a config with those of a layer type, which may have its own widths."""
+    own_keys = values.get("by_layer_type", {}).get(layer_type, {})
+    own = {name: value_at(values, key) for name, key in own_keys.items()}
+    return {**values, **without_nulls(own), **_layer_config(values, layer_type)}
+
+
+def _layer_config(values: Config, layer_type: str | None) -> Config:
+    """Return the entry of `per_layer_config` for a layer type (Gemma 4, in transformers 5)."""
+    layers = values.get("per_layer_config")
+    layer_types = values.get("layer_types") or ()
+    if not layers or layer_type not in layer_types:
+        return {}
+    index = layer_types.index(layer_type)
+    entry = layers.get(str(index), layers.get(index)) or {}
+    if not isinstance(entry, Mapping):
+        raise ArgumentTypeError("per_layer_config", entry, "hold an object for each layer")
+    return entry
 
 
 @dataclass(frozen=True)
 class ModelLayers:
     """All layers of a model, parsed once; a config may have thousands of layer types.
 
-    entries: empty if the config does not determine the number of layers. by_type: the same by layer
-    type. known_types: the layer types of the config and of the model's code.
+    sections: rope parameters by layer type, None for a type that is not rotated. entries: the
+    layers, empty if the config does not determine their number. by_type: the same by layer type.
+    known_types: the layer types of the config and of the model's code. rotated_types: those of
+    rotated layers; None among them stands for no type.
     """
 
+    sections: Sections
     entries: Sequence[Layer]
     by_type: Mapping[str | None, Sequence[Layer]]
     known_types: Set[str | None]
+    rotated_types: Set[str | None]
 
-    @property
-    def only_type(self) -> str | None:
-        """The layer type of all rotated layers; None if they differ or have none."""
-        types = {entry.layer_type for entry in self.entries if entry.rotated}
-        return types.pop() if len(types) == 1 else None
+    def type_of(self, layer_type: str | None, layer: int | None) -> str | None:
+        """Return the type of a layer, or the type that was asked for, or that of rotated layers.
 
+        None if they have none, or several.
+        """
+        if layer is not None and layer < len(self.entries):
+            return self.entries[layer].layer_type
+        if layer_type is None and len(self.rotated_types) == 1:
+            return next(iter(self.rotated_types))
+        return layer_type
 
-def layer_parameters(
-    layers: ModelLayers, sections: Sections, layer_type: str | None, layer: int | None
-) -> tuple[str | None, Config]:
-    """Return the layer type and the rope parameters of a layer type, or of a layer.
+    def select(self, layer_type: str | None = None, layer: int | None = None) -> Layer:
+        """Return the layer type and the rope parameters of a layer, or of the layers of a type.
 
-    layer_type, layer: at most one may be given; without both, all rotated layers are selected, and
-    must be alike. The returned layer type is None if the model has one section for all layers and
-    none was asked for.
-    """
-    asked: tuple[str, Any] = ("layer_type", layer_type)
-    selected = _layers_of_type(layers, layer_type, sections)
-    if layer is not None:
-        asked = ("layer", layer)
-        selected = [_layer_at(layers.entries, layer_type, layer, sections)]
-        layer_type = selected[0].layer_type
-    rotated = [entry for entry in selected if entry.rotated]
-    if not rotated:
-        remedy = f"those of type {shown(layer_type)} are not" if layer_type else ""
-        raise ArgumentError(*asked, "select a layer that is rotated", remedy)
-    thetas = {entry.rope_theta for entry in rotated}
-    if len(thetas) > 1:
-        listed = sorted(theta for theta in thetas if theta is not None)
-        rule = f"select layers of one rope_theta, not of {shown(listed)}"
-        raise ArgumentError(*asked, rule, "give `layer` or `layer_type`")
-    if layer_type is None and layers.only_type in sections:
-        layer_type = layers.only_type
-    layer_type, section = _section_of_type(sections, layer_type, layers)
-    theta = thetas.pop()
-    return layer_type, section if theta is None else {**section, "rope_theta": theta}
+        layer_type, layer: at most one may be given; without both, all rotated layers are selected,
+        and must be alike. The returned layer type is None if the model has one section for all
+        layers and none was asked for.
+        """
+        asked: tuple[str, Any] = ("layer_type", layer_type)
+        if layer is not None:
+            asked = ("layer", layer)
+            selected = [self._at(layer_type, layer)]
+            layer_type = selected[0].layer_type
+        else:
+            of_type = self.entries if layer_type is None else self.by_type.get(layer_type)
+            # A type that no layer has, or whose layers are not listed, stands for one layer.
+            rotated = self.sections.get(str(layer_type), {}) is not None
+            selected = list(of_type or [Layer(layer_type=layer_type, rotated=rotated)])
+        thetas = {entry.rope_theta for entry in selected if entry.rotated}
+        if not thetas:
+            remedy = f"those of type {shown(layer_type)} are not" if layer_type else ""
+            raise ArgumentError(*asked, "select a layer that is rotated", remedy)
+        if len(thetas) > 1:
+            listed = sorted(theta for theta in thetas if theta is not None)
+            rule = f"select layers of one rope_theta, not of {shown(listed)}"
+            raise ArgumentError(*asked, rule, "give `layer` or `layer_type`")
+        if self.type_of(layer_type, None) in self.sections:
+            layer_type = self.type_of(layer_type, None)
+        layer_type, section = self._section(layer_type)
+        theta = thetas.pop()
+        if theta is not None:
+            section = {**section, "rope_theta": theta}
+        return Layer(layer_type=layer_type, rope_parameters=section)
+
+    def _at(self, layer_type: str | None, layer: int) -> Layer:
+        """Return a layer by its index."""
+        index = scalars.whole_number("layer", layer, 0)
+        all_alike = ALL_LAYERS in self.sections and len(self.sections) == 1
+        rule = ""
+        if layer_type is not None:
+            rule = f"be left out, as `layer_type` is {shown(layer_type)}"
+        elif not self.entries:
+            rule = "be left out: the config does not say how many there are (`num_hidden_layers`)"
+        elif index >= len(self.entries):
+            rule = f"be below {len(self.entries)}, the number of layers"
+        elif self.entries[index].layer_type is None and not all_alike:
+            rule = "be left out, as the config has no `layer_types`; give `layer_type`"
+        if rule:
+            raise ArgumentError("layer", index, rule)
+        return self.entries[index]
+
+    def _section(self, layer_type: str | None) -> tuple[str | None, Config]:
+        """Return the section of a layer type, with its name if layer types have their own."""
+        sections = self.sections
+        remedy = ""
+        if ALL_LAYERS in sections:
+            names = [name for name in self.known_types if name is not None]
+            if layer_type in (None, *names):
+                return layer_type, sections[ALL_LAYERS] or {}
+            listed = cut(", ".join(map(repr, sorted(names))))
+            rule = "be left out, as this config has one rotation for all rotated layers"
+            remedy = f"or give one of {listed}" if names else ""
+            raise ArgumentError("layer_type", layer_type, rule, remedy)
+        if layer_type is None and len(sections) == 1:
+            layer_type = next(iter(sections))
+        section = sections.get(str(layer_type))
+        if section is not None:
+            return layer_type, section
+        rotated = [name for name in sections if sections[name] is not None]
+        listed = cut(", ".join(map(repr, rotated)))
+        rule = (
+            f"be one of {listed}" if rotated else "have rope parameters, which no rotated type has"
+        )
+        if layer_type is None and not self.by_type.keys().isdisjoint(rotated):
+            remedy = "or give `layer`"
+        raise ArgumentError("layer_type", layer_type, rule, remedy)
 
 
 def model_layers(values: Config, sections: Sections) -> ModelLayers:
@@ -91,18 +320,26 @@ def model_layers(values: Config, sections: Sections) -> ModelLayers:
     by_type: dict[str | None, list[Layer]] = {}
     for entry in entries:
         by_type.setdefault(entry.layer_type, []).append(entry)
-    return ModelLayers(entries, by_type, {*by_type, *(values.get("layer_types") or ())})
+    rotated = {entry.layer_type for entry in entries if entry.rotated}
+    if not entries:
+        rotated = {name or None for name in sections if sections[name] is not None}
+    known = {*by_type, *(values.get("layer_types") or ())}
+    return ModelLayers(sections, entries, by_type, known, rotated)
 
 
 def _entries(values: Config, sections: Sections) -> list[Layer]:
-    """Return every layer of a model; empty if the config does not determine their number."""
+    """Return every layer of a model, with what it says of its rotation; equal ones are one object.
+
+    Empty if the config does not determine their number.
+    """
     count = _layer_count(values)
     if count is None:
         return []
     layer_types = [*(values.get("layer_types") or ()), *[None] * count][:count]
     is_listed = bool(values.get("no_rope_layers"))  # whatever the layer types
+    made = cache(lambda *own: Layer(layer_type=own[0], rotated=own[1], rope_theta=own[2]))
     return [
-        Layer(kind, rotated and (is_listed or _is_rotated_type(kind, sections)), theta)
+        made(kind, rotated and (is_listed or sections.get(str(kind), {}) is not None), theta)
         for kind, (rotated, theta) in zip(layer_types, _rotations(values, count), strict=True)
     ]
 
@@ -230,65 +467,3 @@ def _list_by_layer(key: str, values: Config, count: int) -> list[Any]:
     if entries and len(entries) < count:
         raise ArgumentError(key, entries, f"have a value for each of {count} layers")
     return list(entries[:count])
-
-
-def _is_rotated_type(layer_type: str | None, sections: Sections) -> bool:
-    """Return False for a layer type whose section is null."""
-    return sections.get(str(layer_type), {}) is not None
-
-
-def _layers_of_type(
-    layers: ModelLayers, layer_type: str | None, sections: Sections
-) -> Sequence[Layer]:
-    """Return the layers of a type, all layers for None.
-
-    A layer type that no layer has, or whose layers the config does not list, stands for one layer.
-    """
-    of_type = layers.entries if layer_type is None else layers.by_type.get(layer_type)
-    return of_type or [Layer(layer_type, _is_rotated_type(layer_type, sections), None)]
-
-
-def _layer_at(
-    layers: Sequence[Layer], layer_type: str | None, layer: int, sections: Sections
-) -> Layer:
-    """Return a layer by its index."""
-    index = scalars.whole_number("layer", layer, 0)
-    all_alike = ALL_LAYERS in sections and len(sections) == 1
-    rule = ""
-    if layer_type is not None:
-        rule = f"be left out, as `layer_type` is {shown(layer_type)}"
-    elif not layers:
-        rule = "be left out: the config does not say how many there are (`num_hidden_layers`)"
-    elif index >= len(layers):
-        rule = f"be below {len(layers)}, the number of layers"
-    elif layers[index].layer_type is None and not all_alike:
-        rule = "be left out, as the config has no `layer_types`; give `layer_type`"
-    if rule:
-        raise ArgumentError("layer", index, rule)
-    return layers[index]
-
-
-def _section_of_type(
-    sections: Sections, layer_type: str | None, layers: ModelLayers
-) -> tuple[str | None, Config]:
-    """Return the section of a layer type, with its name if layer types have their own sections."""
-    if ALL_LAYERS in sections:
-        known = layers.known_types
-        if layer_type not in (None, *known):
-            names = cut(", ".join(sorted(repr(name) for name in known if name is not None)))
-            rule = "be left out, as this config has one rotation for all rotated layers"
-            remedy = f"or give one of {names}" if names else ""
-            raise ArgumentError("layer_type", layer_type, rule, remedy)
-        return layer_type, sections[ALL_LAYERS] or {}
-    if layer_type is None and len(sections) == 1:
-        layer_type = next(iter(sections))
-    section = sections.get(str(layer_type))
-    if section is None:
-        rotated = [name for name in sections if sections[name] is not None]
-        names = cut(", ".join(map(repr, rotated)))
-        rule = f"be one of {names}" if names else "have rope parameters, which no rotated type has"
-        remedy = ""
-        if layer_type is None and not layers.by_type.keys().isdisjoint(rotated):
-            remedy = "or give `layer`"
-        raise ArgumentError("layer_type", layer_type, rule, remedy)
-    return layer_type, section

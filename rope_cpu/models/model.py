@@ -1,8 +1,8 @@
 """`ModelConfig`: a parsed config, for `from_config`, the commands, the export and the benchmarks.
 
 Each kind of file has an adapter, a module with a subclass of `ModelConfig` and a function `parse`
-that makes it from the raw keys: `text`, `vision` (whose rows `multi_axis` interprets), and `gguf`
-for GGUF files. `reader` chooses one.
+that makes it from the raw keys: `text`, `vision`, and `gguf` for GGUF
+files. `reader` chooses one.
 """
 
 from __future__ import annotations
@@ -11,30 +11,28 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
 from rope_cpu.arguments.texts import cut, shown
+from rope_cpu.frequencies.rope_types import MISSING
 from rope_cpu.frequencies.spec import RopeSpec, placed
-from rope_cpu.models.indexers import indexer_spec
-from rope_cpu.models.layer import FULL_LAYERS, WINDOW_LAYERS, Layer
-from rope_cpu.models.layers import ModelLayers, model_layers, value_of_layers
-from rope_cpu.models.model_types import ALL_LAYERS, ModelFacts
-from rope_cpu.models.query_factors import query_factors
-from rope_cpu.models.rope_parameters import RopeParameters, head_dim, is_latent, values_of_type
+from rope_cpu.models.layer import FULL_LAYERS, WINDOW_LAYERS, Layer, query_factors
+from rope_cpu.models.layers import (
+    ModelLayers,
+    RopeParameters,
+    head_dim,
+    is_latent,
+    model_layers,
+    value_of_layers,
+    values_of_type,
+)
+from rope_cpu.models.model_types import ALL_LAYERS, PAIRING_KEY, ModelFacts
 
 HEADS_KEYS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "dit_heads")
+HeadCounts = tuple[int | None, int | None]
 KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
-
-
-class Selection(NamedTuple):
-    """The arguments of `ModelConfig.spec`."""
-
-    layer_type: str | None
-    layer: int | None
-    interleaved: bool | None
-    angle_dtype: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,38 +125,56 @@ class ModelConfig(ABC):
             interleaved = scalars.boolean("interleaved", interleaved)
         if layer_type is not None and not isinstance(layer_type, str):
             raise ArgumentTypeError("layer_type", layer_type, "be a string")
-        selection = Selection(layer_type, layer, interleaved, angle_dtype)
+        asked = Layer(layer_type=layer_type, index=layer)
         if part is None:
-            spec = placed(self._build_spec(selection), self.facts.rotates)
+            spec = placed(self._build_spec(asked, interleaved, angle_dtype), self.facts.rotates)
         else:
-            spec = self._indexer(part, selection)
+            scalars.choice("part", part, ("indexer",))
+            spec = self._indexer_spec(asked, interleaved, angle_dtype)
         if interleaved not in (None, spec.interleaved):
             rule = f"be left out, as `interleaved` of this model is {spec.interleaved}"
             raise ArgumentError("interleaved", interleaved, rule)
         return spec
 
-    def _indexer(self, part: str, selection: Selection) -> RopeSpec:
-        """Return the rotation of the indexers of the selected layers; see `spec`."""
-        scalars.choice("part", part, ("indexer",))
+    def _indexer_spec(self, asked: Layer, interleaved: bool | None, angle_dtype: str) -> RopeSpec:
+        """Return the rotation of the indexers, by which sparse attention chooses its keys.
+
+        They have the frequencies of the attention of their layers, in wider heads of their own, of
+        which they may rotate another part in other pairs.
+        """
         facts = self.facts.indexer
         if facts is None:
             rule = f"be left out, as no indexer of `model_type` {shown(self.model_type)} is known"
-            raise ArgumentError("part", part, rule)
+            raise ArgumentError("part", "indexer", rule)
         own_type = facts.get("layer_type")
-        layer_type = selection.layer_type
-        if selection.layer is None:
-            layer_type = layer_type or own_type
-        spec = self._build_spec(selection._replace(layer_type=layer_type, interleaved=None))
-        if selection.layer is not None:
-            layer_type = self.layers.entries[selection.layer].layer_type
+        if asked.index is None:
+            asked = replace(asked, layer_type=asked.layer_type or own_type)
+        spec = self._build_spec(asked, None, angle_dtype)
+        layer_type = asked.layer_type
+        if asked.index is not None:
+            layer_type = self.layers.type_of(None, asked.index)
         if own_type not in (None, layer_type):
             rule = f"be that of layers with an indexer, {shown(own_type)}"
             raise ArgumentError("layer_type", layer_type, rule)
-        return indexer_spec(spec, facts, self.values, selection.interleaved)
+        if interleaved is None:
+            paired = self.values.get(PAIRING_KEY, facts["interleaved"])
+            interleaved = scalars.boolean(PAIRING_KEY, paired)
+        key = "index_head_dim"
+        if self.values.get(key) is None:
+            rule = "be in the config: without it, the model has no indexer"
+            raise ArgumentError(key, MISSING, rule)
+        width = scalars.whole_number(key, self.values[key], 2, limits.HEAD_DIM)
+        if width < spec.rotary_dim or width % 2:
+            raise ArgumentError(key, width, f"be even, and at least {spec.rotary_dim}")
+        spec = replace(spec, head_dim=width, interleaved=interleaved, blocks=(spec.rotary_dim,))
+        return placed(spec, facts.get("rotates", ""))
 
     @abstractmethod
-    def _build_spec(self, selection: Selection) -> RopeSpec:
-        """Return the rotation of the selected layers; see `spec`."""
+    def _build_spec(self, asked: Layer, interleaved: bool | None, angle_dtype: str) -> RopeSpec:
+        """Return the rotation of layers of one type, of one by its index, or of all rotated ones.
+
+        asked: `layer_type` and `index` as the caller of `spec` gives them.
+        """
 
     @property
     def unknown_type(self) -> str | None:
@@ -170,9 +186,7 @@ class ModelConfig(ABC):
         """The layers of the model."""
         return model_layers(self.values, self.rope_parameters)
 
-    def heads(
-        self, layer_type: str | None = None, layer: int | None = None
-    ) -> tuple[int | None, int | None]:
+    def heads(self, layer_type: str | None = None, layer: int | None = None) -> HeadCounts:
         """Return the numbers of query heads and of key/value heads.
 
         Latent attention rotates one key, which all heads share.
@@ -200,10 +214,7 @@ class ModelConfig(ABC):
         >>> read({"model_type": "mistral"}).heads()
         (32, 8)
         """
-        if layer is not None and layer < len(self.layers.entries):
-            layer_type = self.layers.entries[layer].layer_type
-        elif layer_type is None:
-            layer_type = self.layers.only_type
+        layer_type = self.layers.type_of(layer_type, layer)
         values = values_of_type(self.values, layer_type)
         heads = _first_number(HEADS_KEYS, values, layer_type, layer)
         if is_latent(values):
@@ -244,7 +255,10 @@ class ModelConfig(ABC):
         if is_rotated:
             # The pairing plays no part in the attention, and an unknown model type has none.
             rope = self.spec(layer_type, index, interleaved=None if self.is_known else False)
-            _check_factor(rope, facts)
+            factor = float(rope.attention_factor.max())
+            if facts.qk_norm == "after" and factor != 1:  # the norms undo it
+                rule = f"follow a rotation with an attention factor of {factor:.6g}"
+                raise ValueError(f"norms of queries and keys {rule}")
         layer_type = self._type_of(facts, index, layer_type)
         num_heads, num_kv_heads = self._head_counts(layer_type, index)
         width = head_dim(self.values, layer_type) if rope is None else rope.head_dim
@@ -270,20 +284,12 @@ class ModelConfig(ABC):
 
         Raises ValueError if it is needed and not given, or if its kind of attention is not known.
         """
-        entries = self.layers.entries
-        if index is not None:
-            layer_type = entries[index].layer_type
-        elif layer_type is None:
-            sections = self.rope_parameters
-            names = {name or None for name in sections if sections[name] is not None}
-            if entries:
-                names = {entry.layer_type for entry in entries if entry.rotated}
-            if len(names) > 1:
-                if facts.window is None or facts.window_in_all_layers:
-                    return None
-                listed = cut(", ".join(sorted(map(str, names))))
-                raise ValueError(f"layers differ ({listed}); give `layer` or `layer_type`")
-            layer_type = next(iter(names), None)
+        layer_type = self.layers.type_of(layer_type, index)
+        types = self.layers.rotated_types
+        has_windows = facts.window is not None and not facts.window_in_all_layers
+        if layer_type is None and len(types) > 1 and has_windows:
+            listed = cut(", ".join(sorted(map(str, types))))
+            raise ValueError(f"layers differ ({listed}); give `layer` or `layer_type`")
         if layer_type not in (None, *FULL_LAYERS, *WINDOW_LAYERS):
             raise ValueError(f"the attention of layers of type {shown(layer_type)} is not known")
         return layer_type
@@ -302,15 +308,6 @@ class ModelConfig(ABC):
 # The facts of norms in a layer without.
 _NORMS = ("v_norm", "norm_weighted", "norm_offset", "norm_epsilon")
 _WITHOUT_NORMS: dict[str, Any] = {name: getattr(Layer, name) for name in _NORMS}
-
-
-def _check_factor(rope: RopeSpec, facts: Layer) -> None:
-    """Raise ValueError for norms that undo the attention factor of the rotation before them."""
-    factor = float(rope.attention_factor.max())
-    if facts.qk_norm == "after" and factor != 1:
-        raise ValueError(
-            f"norms of queries and keys follow a rotation with an attention factor of {factor:.6g}"
-        )
 
 
 def _first_number(

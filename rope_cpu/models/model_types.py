@@ -17,6 +17,11 @@ TABLES = ("models.json", "other_models.json")
 # Model types whose names are plain words, so that a class of that name may be anybody's.
 _PLAIN_WORDS = {"new", "transformer"}
 
+# The key by which a file says how an indexer pairs, in the code of vLLM and SGLang.
+PAIRING_KEY = "indexer_rope_interleave"
+
+SHARE = "partial_rotary_factor"
+
 # The label of rope parameters that hold for all layers, where others have a layer type.
 ALL_LAYERS = ""
 
@@ -70,6 +75,8 @@ class ModelFacts:
         layers with a rotation have one. Its heads have `index_head_dim` elements.
     part : (key, model type), optional
         The key of the language model's config inside this config, and its model type.
+    reads : tuple of str
+        The keys with names of rotations that its code reads, or refuses.
     """
 
     like: str | None = None
@@ -80,9 +87,7 @@ class ModelFacts:
     filled: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     mrope: Mapping[str, Any] = field(default_factory=dict)
     theta: Mapping[str, str] = field(default_factory=lambda: {ALL_LAYERS: "rope_theta"})
-    partial: Mapping[str, str] = field(
-        default_factory=lambda: {ALL_LAYERS: "partial_rotary_factor"}
-    )
+    partial: Mapping[str, str] = field(default_factory=lambda: {ALL_LAYERS: SHARE})
     scaled: tuple[str, ...] = (ALL_LAYERS,)
     whole_head: bool = False
     rotates: str = ""
@@ -92,6 +97,10 @@ class ModelFacts:
     ignored: tuple[str, ...] = ()
     indexer: Mapping[str, Any] | None = None
     part: tuple[str, str] | None = None
+    reads: tuple[str, ...] = (
+        *("rope_theta", "partial_rotary_factor"),
+        *("no_rope_layers", "layer_rope_theta", "no_rope_layer_interval"),
+    )
 
     @property
     def has_layer_sections(self) -> bool:

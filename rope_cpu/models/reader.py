@@ -68,11 +68,8 @@ def read(config: str | PathLike[str] | Mapping[str, Any] | ModelConfig) -> Model
 
 def _parse(raw: Mapping[str, Any]) -> ModelConfig:
     """Parse the content of a file with the adapter of its kind; a new kind gets a branch here."""
-    if vision.is_diffusers(raw):
-        return vision.parse_diffusers(raw)
-    if vision.is_vision(raw):
-        return vision.parse(raw)
-    return text.parse(raw)
+    parse_other = vision.parse if vision.is_vision(raw) else text.parse
+    return vision.parse_diffusers(raw) or parse_other(raw)
 
 
 def _missing_file(name: str) -> ValueError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,10 +15,10 @@ from rope_cpu.arguments.texts import did_you_mean, shown
 from rope_cpu.frequencies import axes, scaling
 from rope_cpu.frequencies.rope_types import MISSING
 from rope_cpu.frequencies.spec import RopeSpec, reverse_direction, with_still_pairs
-from rope_cpu.models import keys, layers, model_types, quirks, rope_parameters
+from rope_cpu.models import keys, layers, model_types, quirks
 from rope_cpu.models.attention import FACTS, attention_of
 from rope_cpu.models.layer import Layer
-from rope_cpu.models.model import ModelConfig, Selection
+from rope_cpu.models.model import ModelConfig
 from rope_cpu.models.model_types import ModelFacts, model_facts
 
 Config = Mapping[str, Any]
@@ -45,26 +45,27 @@ class TextConfig(ModelConfig):
     @property
     def attention(self) -> Layer:
         """The facts that all layers share."""
-        return attention_of(self)
+        types = {self.model_type, self.facts.like}
+        facts = attention_of(types, self.values, self.source, self.beside)
+        return replace(facts, model_type=self.model_type)
 
-    def _build_spec(self, selection: Selection) -> RopeSpec:
+    def _build_spec(self, asked: Layer, interleaved: bool | None, angle_dtype: str) -> RopeSpec:
         """Pick the rope parameters of the layers and build their spec."""
         values = self.values
         facts = self.facts
-        interleaved = self._interleaved(selection.interleaved)
+        interleaved = self._interleaved(interleaved)
         if not self.is_known:
             keys.refuse_unread(values, None, ())
             self._refuse_missing_theta()
-        layer_type, chosen = layers.layer_parameters(
-            self.layers, self.rope_parameters, selection.layer_type, selection.layer
-        )
-        section = dict(chosen)
-        width = rope_parameters.head_dim(values, layer_type)
+        chosen = self.layers.select(asked.layer_type, asked.index)
+        layer_type = chosen.layer_type
+        section = dict(chosen.rope_parameters or {})
+        width = layers.head_dim(values, layer_type)
         rotary_dim = section.pop("rotary_dim", None)
         # The factor does not apply to a latent head, whose rotated width is given, and not to
         # models that always rotate the whole head.
         ignores_partial = facts.whole_head and scaling.rope_type_name(section) == "default"
-        if rope_parameters.is_latent(values) or ignores_partial:
+        if layers.is_latent(values) or ignores_partial:
             section.pop("partial_rotary_factor", None)
         mrope_section = section.pop("mrope_section", facts.mrope.get("mrope_section"))
         arrangement = ""
@@ -76,7 +77,7 @@ class TextConfig(ModelConfig):
             interleaved=interleaved,
             scaling=section,
             max_position_embeddings=values.get("max_position_embeddings"),
-            angle_dtype=selection.angle_dtype,
+            angle_dtype=angle_dtype,
         )
         if values.get("rotation_sign") == -1:
             spec = reverse_direction(spec)
@@ -134,7 +135,7 @@ def parse(raw: Config) -> TextConfig:
     _refuse_unrotated(text, values, facts)
     if known_facts is not None:
         keys.refuse_unread(text, facts, [key for quirk in changes for key in quirk.keys])
-    sections = rope_parameters.rope_parameters_by_type(named, facts)
+    sections = layers.rope_parameters_by_type(named, facts)
     for layer_type, key in facts.unrotated.items():
         if key == "" or text.get(key, 0) is not None:
             sections[layer_type] = None
@@ -236,7 +237,7 @@ def _refuse_unrotated(text: Config, values: Config, facts: ModelFacts) -> None:
     asks = any(model_types.value_at(text, key) == value for key, value in keys.KEYS["asks"].items())
     if name in model_types.UNROTATED and not asks:
         raise ValueError(f"`model_type` is {shown(name)}: {model_types.UNROTATED[name]}")
-    own = {**text, **rope_parameters.own_section(text)[1]}
+    own = {**text, **layers.own_section(text)[1]}
     nulls = {key for key in own if own[key] is None}
     for key, (refused_values, reason) in facts.refuse.items():
         value = values.get(key)

@@ -45,7 +45,7 @@ def model_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "path" / "to" / "model"
     folder.mkdir(parents=True)
-    shutil.copy(ROOT / "rope_cpu" / "configs" / "data" / "llama3.1-8b.json", folder / "config.json")
+    shutil.copy(ROOT / "rope_cpu" / "models" / "data" / "llama3.1-8b.json", folder / "config.json")
 
 
 @pytest.mark.parametrize("path", pages_with("python"))

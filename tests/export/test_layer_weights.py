@@ -9,7 +9,7 @@ from control_characters import MARK, WRITTEN
 from safetensors_files import write_safetensors
 
 from rope_cpu import RotaryEmbedding, export
-from rope_cpu.models.attention_tensors import attention_prefix
+from rope_cpu.models.tensors import attention_prefix
 
 HEADS, KV_HEADS, WIDTH, HIDDEN = 4, 2, 16, 48
 ROWS = {"q": HEADS * WIDTH, "k": KV_HEADS * WIDTH, "v": KV_HEADS * WIDTH}

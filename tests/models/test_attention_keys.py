@@ -12,7 +12,7 @@ import pytest
 
 import rope_cpu
 from rope_cpu.models import reader
-from rope_cpu.models.attention_keys import KEYS
+from rope_cpu.models.attention import KEYS
 from rope_cpu.models.model_types import table_rows
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import pytest
 from control_characters import MARK, WRITTEN
 from safetensors_files import write_safetensors
 
-from rope_cpu.models.tensor_files import open_tensors
+from rope_cpu.models.tensors import open_tensors
 
 
 @pytest.fixture

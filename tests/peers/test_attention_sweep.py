@@ -29,7 +29,7 @@ from rope_cpu import RotaryEmbedding, export  # noqa: E402
 from rope_cpu.export.targets import TARGETS  # noqa: E402
 from rope_cpu.export.validation.session import open_session  # noqa: E402
 from rope_cpu.models.model_types import model_facts  # noqa: E402
-from rope_cpu.models.tensor_files import open_tensors  # noqa: E402
+from rope_cpu.models.tensors import open_tensors  # noqa: E402
 
 pytestmark = pytest.mark.peers
 

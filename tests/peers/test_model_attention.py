@@ -45,7 +45,7 @@ from transformers.models.gemma3.modeling_gemma3 import create_masks_for_vision_m
 from rope_cpu import export  # noqa: E402
 from rope_cpu.export.targets import TARGETS  # noqa: E402
 from rope_cpu.export.validation.session import open_session  # noqa: E402
-from rope_cpu.models.attention_tensors import attention_prefix  # noqa: E402
+from rope_cpu.models.tensors import attention_prefix  # noqa: E402
 
 pytestmark = pytest.mark.peers
 
