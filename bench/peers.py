@@ -196,14 +196,9 @@ def _exported_session(target: Any, workload: Workload, dtypes: Sequence[str]) ->
 
 def onnx_session(model: Any) -> Any:
     """Return a session of a model, with as many threads as rope_cpu has."""
-    import onnxruntime
+    from rope_cpu.export.validation.session import open_session
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = rope_cpu.get_num_threads()
-    options.log_severity_level = 4  # errors are raised, and printed with the case
-    return onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    return open_session(model, rope_cpu.get_num_threads())
 
 
 def _require_onnxruntime(workload: Workload, dtypes: Sequence[str]) -> None:

@@ -14,9 +14,10 @@ rope.plan([0, 1], layout="BSHD")  # type: ignore[arg-type]
 rope.cos_sin([0, 1], "fp32")  # type: ignore[arg-type]
 rope_cpu.RotaryEmbedding(64, angle_dtype="bfloat16")  # type: ignore[arg-type]
 
-rope_cpu.KVCache.zeros(1, 16, 4, 64, dtype="int8")
-rope_cpu.KVCache.zeros(1, 16, 4, 64, dtype=np.float32)
-rope_cpu.KVCache.zeros(1, 16, 4, 64, dtype="bf16")  # type: ignore[arg-type]
+cache: rope_cpu.KVCache = rope_cpu.KVCache.zeros(1, 16, 4, 64, dtype="int8")
+cache = rope_cpu.KVCache.zeros(1, 16, 4, 64, dtype=np.float32, layers=2)  # type: ignore[assignment]
+caches: list[str] = rope_cpu.KVCache.zeros(1, 16, 4, 64, dtype="int8")  # type: ignore[assignment]
+rope_cpu.KVCache.zeros(1, 16, 4, 64, dtype="bf16")  # type: ignore[call-overload]
 rope_cpu.warmup("float32", cache_dtypes=["int8", "bfloat16"])
 rope_cpu.warmup("fp16")  # type: ignore[arg-type]
 rope_cpu.convert_weight(q, 4, to="half_split")  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Self, overload
 
 import numpy as np
 
@@ -132,6 +132,34 @@ class KVCache(Immutable):
         self._set(_dtype_name=name, _caller_arrays=tuple(arrays.values()))
         self._set(_kernel_arrays=tuple(views))
 
+    @overload
+    @classmethod
+    def zeros(
+        cls,
+        pages: int,
+        page_size: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        dtype: CacheDtype,
+        value_dim: int | None = None,
+        layers: None = None,
+    ) -> Self: ...
+
+    @overload
+    @classmethod
+    def zeros(
+        cls,
+        pages: int,
+        page_size: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        dtype: CacheDtype,
+        value_dim: int | None = None,
+        layers: int,
+    ) -> list[Self]: ...
+
     @classmethod
     def zeros(
         cls,
@@ -143,7 +171,7 @@ class KVCache(Immutable):
         dtype: CacheDtype,
         value_dim: int | None = None,
         layers: int | None = None,
-    ) -> Any:
+    ) -> Self | list[Self]:
         """Allocate a cache, or one for each layer, in the layout that attention reads fastest.
 
         In memory the heads come first, (pages, kv_heads, page_size, width), and every array starts

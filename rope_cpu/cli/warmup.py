@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from rope_cpu.arguments.errors import ArgumentTypeError
 from rope_cpu.array_types import DTYPE_LIST, DTYPES
 from rope_cpu.cli.command_line import UsageError, print_lines
 from rope_cpu.kernels.append import CACHE_ELEMENTS
 from rope_cpu.kernels.compile import clear_cache
-from rope_cpu.warmup import cache_dtype_names, compile_kernels, dtype_names, kernel_builds
+from rope_cpu.warmup import compile_kernels, kernel_builds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,13 +16,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "dtypes",
         nargs="*",
-        type=_dtype_name,
         metavar="DTYPE",
         help=f"dtypes to compile for: {DTYPE_LIST} (default: all)",
     )
     parser.add_argument(
         "--cache-dtypes",
-        type=_cache_dtype_names,
+        type=lambda text: text.split(","),
         metavar="DTYPE[,DTYPE…]",
         help="also compile the kernels that write to and rotate the caches of a server, for caches "
         f"of these dtypes: {', '.join(CACHE_ELEMENTS)}",
@@ -38,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Fill the cache and print a line for each kernel, or empty it; return 0.
 
-    Raises UsageError if no kernel of caches takes the dtypes, or if `--clear` comes with dtypes.
+    Raises UsageError for dtypes without kernels, or if `--clear` comes with dtypes.
     """
     if args.clear:
         return _clear(args)
@@ -46,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     total_seconds = 0.0
     try:
         builds = kernel_builds(args.dtypes or list(DTYPES), args.cache_dtypes)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
     for kernel in compile_kernels(builds):
         origin = "compiled" if kernel.compiled else "cached"
@@ -72,18 +70,3 @@ def _cache_text(folders: set[str]) -> str:
     if folders:
         return f"cached in {', '.join(sorted(folders))}"
     return "not cached: set NUMBA_CACHE_DIR to a writable folder"
-
-
-def _dtype_name(dtype: str) -> str:
-    try:
-        (name,) = dtype_names(dtype)
-    except ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(error.text("it")) from None
-    return name
-
-
-def _cache_dtype_names(dtypes: str) -> list[str]:
-    try:
-        return cache_dtype_names(dtypes.split(","))
-    except ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(error.text("it")) from None

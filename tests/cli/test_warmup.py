@@ -25,13 +25,16 @@ def test_warmup_compiles_for_the_caches_of_a_server(capsys):
     assert not any("float16" in name for name in names)
 
 
-def test_a_wrong_cache_dtype_is_a_usage_error(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["warmup", "float32", "--cache-dtypes", "int8,float64"])
-    assert (
-        "--cache-dtypes: it holds 'float64'; it must hold none but float32"
-        in capsys.readouterr().err
-    )
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["float32", "--cache-dtypes", "int8,float64"], "`--cache-dtypes` holds 'float64'"),
+        (["fp16"], "`dtypes` holds 'fp16'; it must hold none but float32"),
+    ],
+)
+def test_a_dtype_without_kernels_is_a_usage_error(words, text, capsys):
+    assert cli.main(["warmup", *words]) == 2
+    assert text in capsys.readouterr().err
 
 
 def test_float64_alone_has_no_kernels_of_caches(capsys):
