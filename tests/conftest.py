@@ -68,6 +68,16 @@ def pytest_configure(config):
         config.option.hypothesis_seed = str(config.option.seed)
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Import the tests beside other libraries only if -m asks for them, or for all tests.
+
+    To import transformers and diffusers takes a minute where they are installed.
+    """
+    name, chosen = collection_path.name, config.option.markexpr
+    left_out = chosen and (name not in chosen or f"not {name}" in chosen)
+    return True if name in ("peers", "runtimes") and left_out else None
+
+
 def pytest_collection_finish(session):
     """Let each worker of pytest-xdist compile its share of the kernels that all rotations need.
 
