@@ -24,7 +24,7 @@ def case_options(case):
     }
 
 
-ROTARY = cases("test_rotary_embedding")
+ROTARY = cases("rotary_embedding")
 
 
 def test_there_are_sixteen_rotary_cases():
@@ -86,7 +86,7 @@ def test_rotary_case_through_apply_rotary(case):
 
 
 # The expanded form of a case has the same inputs and outputs, and exports the same graph.
-ATTENTION = [case for case in cases("test_attention") if not case.name.endswith("_expanded")]
+ATTENTION = [case for case in cases("attention") if not case.name.endswith("_expanded")]
 ONNX_VERSION = tuple(int(part) for part in onnx.__version__.split(".")[:2])
 
 
