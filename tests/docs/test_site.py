@@ -110,7 +110,7 @@ def test_shell_lines(command, capsys, tmp_path, monkeypatch):
 def test_every_block_says_its_language():
     for path in PAGES:
         languages = re.findall(r"^```(\w*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-        assert set(languages[::2]) <= {"python", "sh"}, path
+        assert set(languages[::2]) <= {"python", "sh", "dockerfile"}, path
         assert set(languages[1::2]) <= {""}, path
 
 

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import logging
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 from fewer_cases import sample
@@ -50,6 +52,40 @@ def test_a_kernel_is_compiled_once_for_each_processor_and_source(tmp_path, insta
     with (installed / "rope_cpu/kernels/vectors.py").open("a") as file:
         file.write("# of another version\n")
     assert found() == "compiled"
+
+
+COMPILED = """
+    import rope_cpu
+    made = rope_cpu.warmup("float32", "bfloat16")
+    print({kernel.name for kernel in made if kernel.compiled})
+"""
+MANUAL = Path(__file__).parents[2] / "docs" / "threads.md"
+
+
+def copy_at_another_time(source, target):
+    shutil.copyfile(source, target)
+    os.utime(target, (1e9, 1e9))
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(numba.version_info < (0, 68), reason="Numba compares times of files")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the manual names an x86-64")
+def test_a_cache_filled_in_an_image_is_found_in_its_containers(tmp_path, installed, run_program):
+    """By the lines of the manual. Layers of an image keep paths and contents, but not times."""
+    image = re.search(r"^ENV (.*)\nRUN (\S+=\S+) rope-cpu (.*)$", MANUAL.read_text(), re.MULTILINE)
+    given, building, command = (text.split() for text in image.groups())
+    home = tmp_path / "home"
+    container = environment_of(
+        installed, HOME=str(home), **dict(name.split("=", 1) for name in given)
+    )
+    fill = f"from rope_cpu.cli.main import main; main({command})"
+    run_program(fill, env=container | dict(name.split("=") for name in building))
+    for folder in (installed, home):
+        layer = shutil.move(folder, tmp_path / "layer")
+        shutil.copytree(layer, folder, copy_function=copy_at_another_time)
+        shutil.rmtree(layer)
+    found, _ = run_program(COMPILED, env=container)
+    assert found == "set()\n"
 
 
 # The variables that choose the folder of the cache, and that folder; {} is the folder of the test.
@@ -252,7 +288,7 @@ def test_kernels_of_several_processes_are_not_taken_for_each_other(tmp_path, run
     assert set(run_program(ROTATE.replace("ORDER", "order"), env=cache)[0].splitlines()) == expected
 
 
-@pytest.mark.processes
+@pytest.mark.nightly
 def test_processes_that_fill_a_cache_at_once(tmp_path, run_program, expected):
     cache, orders = {"NUMBA_CACHE_DIR": str(tmp_path)}, ("order[:2]", "order[:2]", "order[1::-1]")
     running = [run_program.start(ROTATE.replace("ORDER", order), env=cache) for order in orders]
@@ -264,7 +300,7 @@ def test_processes_that_fill_a_cache_at_once(tmp_path, run_program, expected):
         )
 
 
-@pytest.mark.processes
+@pytest.mark.nightly
 def test_eight_processes_on_an_empty_cache(tmp_path, run_program):
     program = """
     import hashlib, numpy as np, rope_cpu
