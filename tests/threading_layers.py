@@ -9,4 +9,8 @@ HAS_TBB = pytest.mark.skipif(
     not any(package.name == "tbb" for package in metadata.distributions()),
     reason="there is no wheel of tbb here",
 )
-LAYERS = [pytest.param("tbb", marks=HAS_TBB), *sample(("omp", "workqueue"))]
+LAYERS = [
+    pytest.param("tbb", marks=HAS_TBB),
+    *sample(("omp",)),
+    pytest.param("workqueue", marks=pytest.mark.nightly),  # where neither of the others is found
+]

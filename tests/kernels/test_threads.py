@@ -209,7 +209,15 @@ def test_a_pool_of_spawned_processes(tmp_path, layer, run_program):
 
 
 @pytest.mark.processes
-def test_where_rotations_are_serial(layer, run):
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [
+        pytest.param("tbb", ["2", "2", "1"], marks=HAS_TBB),
+        ("omp", ["2", "1", "1"]),
+        ("workqueue", ["1", "1", "1"]),
+    ],
+)
+def test_where_rotations_are_serial(layer, expected, run):
     """On workqueue, in children after OpenMP started, with TBB in children of threaded parents."""
     code = """
     usable = lambda: 1 if threads.serial else threads.limit
@@ -217,7 +225,6 @@ def test_where_rotations_are_serial(layer, run):
     in_child = lambda: child(lambda: print(usable(), flush=True) or True)
     in_child(), in_threads(1, in_child)
     """
-    expected = {"tbb": ["2", "2", "1"], "omp": ["2", "1", "1"], "workqueue": ["1", "1", "1"]}[layer]
     found = [
         word for word in run(code, layer) if word in ("1", "2", "True")
     ]  # Numba's TBB prints a line after a fork
