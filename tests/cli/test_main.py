@@ -29,7 +29,7 @@ def test_every_command_has_help(name, capsys):
     ("argv", "command"),
     [
         ([], "rope-cpu"),
-        (["warmup", "int8"], "rope-cpu warmup"),
+        (["warmup", "--cleared"], "rope-cpu warmup"),
         (["verify", "--jso", "x"], "rope-cpu verify"),
         (["show", "--interleaved", "--half"], "rope-cpu show"),
     ],
@@ -54,8 +54,7 @@ def test_an_unknown_command_is_asked_for_the_known_one(argv, meant, capsys):
 
 @pytest.mark.parametrize(("given", "meant"), [("fp16", "float16"), ("bf16", "bfloat16")])
 def test_short_names_of_dtypes_are_asked_for_the_known_ones(given, meant, capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["warmup", given])
+    assert cli.main(["warmup", given]) == 2
     assert f"(did you mean '{meant}'?)" in capsys.readouterr().err
 
 
