@@ -16,27 +16,15 @@ from rope_cpu.arguments.texts import did_you_mean, escaped, shown
 from rope_cpu.cli.command_line import OutputError, UsageError
 from rope_cpu.kernels.threads import read_variables
 
-# Subcommand → module and summary. A module offers add_arguments(parser) and run(args) → exit code;
-# it is imported only if its subcommand is called, since some need packages of the extras.
+# Subcommands and their summaries. The module of one offers add_arguments(parser) and run(args) →
+# exit code; it is imported only if it is called, since some need packages of the extras.
 COMMANDS = {
-    "verify": (
-        "rope_cpu.cli.verify",
-        "check that the NumPy kernels and ONNX models are within tolerance",
-    ),
-    "bench": (
-        "rope_cpu.cli.bench",
-        "measure the speed on this machine, against its memory bandwidth and other libraries",
-    ),
-    "export": (
-        "rope_cpu.cli.export",
-        "write the rotation of a model, or its attention, as a validated ONNX file",
-    ),
-    "check": (
-        "rope_cpu.cli.check",
-        "check the rotations of an ONNX file of any origin, and make them exact",
-    ),
-    "show": ("rope_cpu.cli.show", "explain the rotation that a model config describes"),
-    "warmup": ("rope_cpu.cli.warmup", "compile the kernels into the cache on disk, or empty it"),
+    "verify": "check that the NumPy kernels and ONNX models are within tolerance",
+    "bench": "measure the speed on this machine, against its memory bandwidth and other libraries",
+    "export": "write the rotation of a model, or its attention, as a validated ONNX file",
+    "check": "check the rotations of an ONNX file of any origin, and make them exact",
+    "show": "explain the rotation that a model config describes",
+    "warmup": "compile the kernels into the cache on disk, or empty it",
 }
 
 # Packages of the extras; `verify` needs two extras, so that the error names the one of all.
@@ -163,7 +151,7 @@ def _parsers(called: str | None) -> tuple[_Parser, _Parser]:
     )
     parser.add_argument("--version", action="version", version=f"rope-cpu {rope_cpu.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command, (module_name, summary) in COMMANDS.items():
+    for command, summary in COMMANDS.items():
         subparser = commands.add_parser(
             command,
             help=summary,
@@ -171,7 +159,7 @@ def _parsers(called: str | None) -> tuple[_Parser, _Parser]:
             allow_abbrev=False,
         )
         if command == called:
-            module = import_module(module_name)
+            module = import_module(f"rope_cpu.cli.{command}")
             module.add_arguments(subparser)
             subparser.set_defaults(run=module.run)
             called_parser = subparser

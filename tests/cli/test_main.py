@@ -22,7 +22,7 @@ def test_every_command_has_help(name, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main([name, "--help"])
     assert stop.value.code == 0
-    assert cli.COMMANDS[name][1].split()[1] in capsys.readouterr().out
+    assert cli.COMMANDS[name].split()[1] in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -194,9 +194,9 @@ def test_a_missing_extra_is_one_line(package, words, run_program, tmp_path):
 
 
 def test_a_defect_is_no_usage_error(monkeypatch):
-    monkeypatch.setitem(cli.COMMANDS, "verify", ("rope_cpu.no_such_module", "x"))
+    monkeypatch.setitem(cli.COMMANDS, "no_such_module", "x")
     with pytest.raises(ModuleNotFoundError):
-        cli.main(["verify"])
+        cli.main(["no_such_module"])
 
 
 WORDY = ["warmup float32", "show", "verify", "bench decode-8/float32 --no-peers"]

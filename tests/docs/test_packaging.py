@@ -143,3 +143,13 @@ def test_links_lead_to_the_parts():
         link = ROOT / "rope_cpu" / part
         assert link.is_symlink()
         assert os.readlink(link) == f"../{part}"
+
+
+def test_nothing_imports_the_commands():
+    importing = {
+        str(path.relative_to(ROOT))
+        for part in PARTS
+        for path in (ROOT / part).rglob("*.py")
+        if "rope_cpu.cli" in path.read_text() and "cli" not in path.parts[:-1]
+    }
+    assert importing == {"rope_cpu/__main__.py"}
