@@ -11,10 +11,11 @@ import numpy as np
 from rope_cpu.arguments import scalars
 from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.arguments.texts import cut
-from rope_cpu.attention_layer import check_known, layer_arrays
+from rope_cpu.attention_layer import check_known
 from rope_cpu.models.layer import Layer
 from rope_cpu.models.model import ModelConfig
 from rope_cpu.models.reader import read
+from rope_cpu.models.tensors import layer_arrays
 
 from .options import INPUT
 
@@ -197,9 +198,7 @@ def layer_options(layer: Layer) -> dict[str, Any]:
 
 
 def layer_weights(
-    layer: Layer,
-    tensors: Mapping[str, Any] | str | PathLike[str],
-    left_out: Collection[str] = (),
+    layer: Layer, tensors: Mapping[str, Any] | str | PathLike[str], left_out: Collection[str] = ()
 ) -> dict[str, Any]:
     """Return the weights of a layer as arguments of `export_attention`.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, fields
 from os import PathLike
 from typing import Any
@@ -15,10 +15,10 @@ from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.arguments.texts import cut
 from rope_cpu.array_types import Array
 from rope_cpu.caches.rms_norm import RMSNorm
-from rope_cpu.models import tensors as attention_tensors
 from rope_cpu.models.layer import Layer, QueryFactors
 from rope_cpu.models.model import ModelConfig
 from rope_cpu.models.reader import read
+from rope_cpu.models.tensors import layer_arrays
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
 # Parts of the attention that no key of an unknown model type's config decides, and usual values.
@@ -27,12 +27,6 @@ ASSUMED |= dict.fromkeys(("qk_norm", "scale", "window", "softcap", "sinks"), "no
 
 # Keys that concern these parts.
 TELLING = re.compile("qk|sink|window|softcap|causal|bidirectional")
-
-# The tensors of parts that may be left out on purpose.
-_TENSORS_OF_PARTS = {
-    "qk_norm": (*attention_tensors.QUERY_NORMS, *attention_tensors.KEY_NORMS),
-    "sinks": attention_tensors.SINKS,
-}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -181,7 +175,8 @@ class AttentionLayer:
         >>> weights.k.shape, weights.k_bias
         ((32, 64), None)
         """
-        arrays: dict[str, Any] = layer_arrays(self, tensors)
+        own = {name: getattr(self, name) for name in _FIELDS if name != "rope"}
+        arrays: dict[str, Any] = layer_arrays(Layer(**own), tensors)
         if self.qk_norm is not None:
             for name in ("q_norm", "k_norm"):
                 arrays[name] = self._norm(arrays.get(name))
@@ -275,29 +270,3 @@ def check_known(config: ModelConfig, stated: Container[str] = ()) -> None:
         f"({', '.join(missing)}){meaning}; give `AttentionLayer` or `export_attention` these "
         f"arguments yourself, or state each to the command: {settings}"
     )
-
-
-def layer_arrays(
-    layer: AttentionLayer | Layer,
-    tensors: Mapping[str, Any] | str | PathLike[str],
-    left_out: Collection[str] = (),
-) -> dict[str, Array]:
-    """Return the weights of a layer by their names in `AttentionWeights`, norms as arrays.
-
-    left_out: parts ("qk_norm", "sinks") that are left out on purpose, so that their tensors are
-    ignored.
-    """
-    module = attention_tensors.attention_tensors(tensors, layer.index)
-    arrays = attention_tensors.projections(
-        module, layer.model_type, layer.num_heads, layer.num_kv_heads, layer.head_dim
-    )
-    if layer.qk_norm is not None and layer.norm_weighted:
-        arrays["q_norm"] = module.required(attention_tensors.QUERY_NORMS, ".weight")
-        arrays["k_norm"] = module.required(attention_tensors.KEY_NORMS, ".weight")
-    if layer.has_sinks:
-        arrays["sinks"] = module.required(attention_tensors.SINKS, "")
-    attention_tensors.check_shapes(
-        module, arrays, layer.num_heads, layer.num_kv_heads, layer.head_dim
-    )
-    module.check_all_used({name for part in left_out for name in _TENSORS_OF_PARTS.get(part, ())})
-    return arrays

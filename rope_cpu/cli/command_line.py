@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 from rope_cpu.arguments.texts import escaped, shown
-from rope_cpu.models.model import HEADS_KEYS, ModelConfig
+from rope_cpu.models.model import ModelConfig
 from rope_cpu.models.model_types import data
 from rope_cpu.models.reader import read
 from rope_cpu.rotation.embedding import RotaryEmbedding
@@ -146,10 +146,6 @@ def head_counts(config: ModelConfig, layer_type: str | None) -> tuple[int, int]:
     Raises UsageError if the config does not determine them.
     """
     try:
-        heads, kv_heads = config.heads(layer_type)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"the config's {error}") from None
-    if heads is None or kv_heads is None:
-        keys = ", ".join(HEADS_KEYS)
-        raise UsageError(f"the config lacks the number of heads; add one of the keys {keys}")
-    return heads, kv_heads
+        return config.head_counts(layer_type)
+    except ValueError as error:
+        raise UsageError(str(error)) from None

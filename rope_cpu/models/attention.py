@@ -27,15 +27,14 @@ from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.models.keys import objects
 from rope_cpu.models.layer import WINDOW_LAYERS, Layer
 from rope_cpu.models.layers import rule_keys, window
-from rope_cpu.models.model_types import ModelFacts, data, model_facts, value_at
+from rope_cpu.models.model_types import Config, ModelFacts, data, model_facts, value_at
 from rope_cpu.models.quirks import quirks_of
 
-Config = Mapping[str, Any]
 _EMPTY: Config = {}
 
 # From a property of an attention class to its model types.
-FACTS: Mapping[str, Any] = data("attention.json")
-KEYS: Mapping[str, Any] = data("attention_keys.json")
+FACTS: Config = data("attention.json")
+KEYS: Config = data("attention_keys.json")
 
 # Letters of a class' name that follow those of its family, and ends that only model types have.
 # Other tasks than these have an attention of their own, such as the blocks of diffusion.
@@ -57,7 +56,7 @@ class _Model:
     """
 
     types: Set[str | None]
-    values: Mapping[str, Any]
+    values: Config
 
     def has(self, fact: str) -> bool:
         """Return True if the table lists one of the model types for a fact."""
@@ -122,7 +121,7 @@ def attention_of(
     return replace(layer, other=layer.other or _unread(model, beside, layer))
 
 
-def _unread(model: _Model, beside: Mapping[str, Any], layer: Layer) -> str | None:
+def _unread(model: _Model, beside: Config, layer: Layer) -> str | None:
     """Return a text on a key of attention, in the config or beside it, that nothing reads.
 
     None for an unknown model type, of which every part is to be stated.
@@ -162,10 +161,7 @@ def _has_windows(model: _Model) -> bool:
 
 
 def unread_key(
-    values: Mapping[str, Any],
-    model_types: Set[str | None],
-    facts: Mapping[str, Any],
-    read: Set[str] = frozenset(),
+    values: Config, model_types: Set[str | None], facts: Config, read: Set[str] = frozenset()
 ) -> str | None:
     """Return a text on the first key of attention that nothing reads, None if there is none.
 
@@ -192,9 +188,7 @@ def is_attention_key(key: Any) -> bool:
     return isinstance(key, str) and bool(_NAMES.search(key)) and not _OTHERS.search(key)
 
 
-def _is_neutral(
-    key: str, value: Any, model_types: Set[str | None], facts: Mapping[str, Any]
-) -> bool:
+def _is_neutral(key: str, value: Any, model_types: Set[str | None], facts: Config) -> bool:
     """Return True for a value that leaves the attention as it is without the key."""
     of_types = KEYS["of_types"].get(key, {})
     if any(of_types[name] in ("*", value) for name in model_types if name in of_types):
@@ -255,7 +249,7 @@ def _bidirectional_tokens(model: _Model) -> str | None:
     return tokens if model.values.get(key, default) == value else None
 
 
-def _other_class(values: Mapping[str, Any], source: Mapping[str, Any]) -> str | None:
+def _other_class(values: Config, source: Config) -> str | None:
     """Return a text on a class, in the config or in the file, that its model type does not have."""
     key = "architectures"
     configs = (source,) if values.get(key) == source.get(key) else (source, values)
@@ -267,7 +261,7 @@ def _other_class(values: Mapping[str, Any], source: Mapping[str, Any]) -> str | 
     return None
 
 
-def _classes(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _classes(config: Config) -> Iterator[tuple[str, Any]]:
     """Yield the classes that a config names, each with the key that names it."""
     names = config.get("architectures") or ()
     for name in names if isinstance(names, list | tuple) else (names,):

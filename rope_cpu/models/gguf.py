@@ -33,7 +33,7 @@ from rope_cpu.models.keys import is_rotation_key
 from rope_cpu.models.layer import FULL, SLIDING, Layer
 from rope_cpu.models.layers import value_of_layers
 from rope_cpu.models.model import HeadCounts, ModelConfig
-from rope_cpu.models.model_types import ALL_LAYERS, data
+from rope_cpu.models.model_types import ALL_LAYERS, Config, data
 
 # `architectures`: what the code of llama.cpp decides for each one, beside the metadata.
 #
@@ -57,8 +57,8 @@ from rope_cpu.models.model_types import ALL_LAYERS, data
 # scaling type that does not use them, and the width of a head with latent attention, of which
 # `rope.dimension_count` elements are rotated. `neutral`: the values of unread keys that change
 # nothing, if they are not 0 and 1. `permuted`: the note on files whose pairing differs.
-TABLE: Mapping[str, Any] = data("gguf.json")
-ARCHITECTURES: Mapping[str, Mapping[str, Any]] = TABLE["architectures"]
+TABLE: Config = data("gguf.json")
+ARCHITECTURES: Mapping[str, Config] = TABLE["architectures"]
 FACTORS: Mapping[str, str] = TABLE["tensors"]
 
 # Factors from here on stop a pair: llama.cpp's converter writes 1e30 for the pairs of Gemma 4 that
@@ -103,10 +103,10 @@ class Metadata:
     """
 
     architecture: str
-    facts: Mapping[str, Any]
-    values: Mapping[str, Any]
+    facts: Config
+    values: Config
     tensors: Mapping[str, Float64]
-    overrides: Mapping[str, Any]
+    overrides: Config
     read: set[str] = field(default_factory=set)
 
     def get(self, key: str) -> Any:
@@ -185,7 +185,7 @@ class GgufConfig(ModelConfig):
         return Layer(model_type=self.model_type, other=other)
 
 
-def parse(path: str | PathLike[str], overrides: Mapping[str, Any] | None = None) -> GgufConfig:
+def parse(path: str | PathLike[str], overrides: Config | None = None) -> GgufConfig:
     """Parse a GGUF file, or the first one of a split model.
 
     overrides: values that replace those of the file; see `RotaryEmbedding.from_gguf`.
@@ -204,7 +204,7 @@ def parse(path: str | PathLike[str], overrides: Mapping[str, Any] | None = None)
         raise ValueError(f"`path` {shown(name)}: {error}") from None
 
 
-def _metadata(path: str, overrides: Mapping[str, Any]) -> Metadata:
+def _metadata(path: str, overrides: Config) -> Metadata:
     """Read a file, and the factors in the other files of a split model."""
     header, tensors = read_header(path, FACTORS)
     for part in _further_parts(path, header.get("split.count", 1)):

@@ -26,9 +26,9 @@ import numpy as np
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
 from rope_cpu.arguments.texts import cut, shown
-from rope_cpu.models.model_types import ModelFacts, data, table_rows
+from rope_cpu.models.model_types import Config, ModelFacts, data, table_rows
 
-KEYS: Mapping[str, Any] = data("keys.json")
+KEYS: Config = data("keys.json")
 SECTIONS: list[str] = KEYS["sections"]
 
 _REQUIRED_TYPES: dict[str, tuple[Any, str]] = {
@@ -41,7 +41,7 @@ _ASKS = re.compile(KEYS["asking"])
 _WIDTH_KEY = "hidden_size"
 
 
-def check_containers(config: Mapping[str, Any]) -> None:
+def check_containers(config: Config) -> None:
     """Raise if a key of a config has a container of the wrong type, or holds a NumPy array."""
     for key, (required, name) in _REQUIRED_TYPES.items():
         value = config.get(key)
@@ -60,7 +60,7 @@ def check_containers(config: Mapping[str, Any]) -> None:
             )
 
 
-def refuse_unread_part(raw: Mapping[str, Any], names: Mapping[str, str]) -> None:
+def refuse_unread_part(raw: Config, names: Mapping[str, str]) -> None:
     """Raise if the language model seems to be in an object of a config that is not read.
 
     names: standard names of keys, with the model type's own. The hidden size of a language model
@@ -83,7 +83,7 @@ def refuse_unread_part(raw: Mapping[str, Any], names: Mapping[str, str]) -> None
         )
 
 
-def objects(raw: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def objects(raw: Config) -> Iterator[tuple[str, Config]]:
     """Yield the objects in a config and in its objects, with their paths such as "a.b"."""
     for key, value in raw.items():
         if isinstance(value, Mapping):
@@ -93,7 +93,7 @@ def objects(raw: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
                     yield f"{key}.{inner_key}", inner
 
 
-def refuse_unread(text: Mapping[str, Any], facts: ModelFacts | None, read: Collection[str]) -> None:
+def refuse_unread(text: Config, facts: ModelFacts | None, read: Collection[str]) -> None:
     """Raise for a key of a rotation that the row of a model type and its quirks do not read.
 
     text: the config of the language model. facts: None for an unknown model type. read: the keys
@@ -116,12 +116,11 @@ def refuse_unread(text: Mapping[str, Any], facts: ModelFacts | None, read: Colle
         _refuse_other_widths(text, facts)
 
 
-def refuse_unread_beside(
-    whole: Mapping[str, Any], part_key: str, ignored: Collection[str] = ()
-) -> None:
-    """Raise for a key of a rotation beside the object of the language model, which alone is read.
+def check_part(whole: Config, part_key: str, ignored: Collection[str] = ()) -> None:
+    """Check the object of the language model, which alone is read, and the keys beside it.
 
-    A copy of a key of that object is no harm, nor one that the type of the whole ignores.
+    Raises for a container of the wrong type in it, and for a key of a rotation beside it. A copy of
+    a key of that object is no harm, nor one that the type of the whole ignores.
     """
     part = whole[part_key]
     copies = (part, *(section for _, section in objects(part)))
@@ -131,6 +130,7 @@ def refuse_unread_beside(
         if is_rotation_key(key) and not is_read and not is_neutral(key, value):
             rule = f"be in `{part_key}`, which is read without it, or be left out"
             raise ArgumentError(cut(key), value, rule)
+    check_containers(part)
 
 
 def is_rotation_key(key: Any) -> bool:
@@ -157,7 +157,7 @@ def _width_names() -> dict[str, str]:
     return {name: key for name, key in names.items() if name not in KEYS["widths_of_slices"]}
 
 
-def _refuse_other_widths(text: Mapping[str, Any], facts: ModelFacts) -> None:
+def _refuse_other_widths(text: Config, facts: ModelFacts) -> None:
     """Raise for a width under a name of other model types alone."""
     for name, key in _width_names().items():
         own = facts.names.get(key) or key

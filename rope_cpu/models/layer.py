@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from inspect import signature
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,7 +15,7 @@ from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import Float64
 from rope_cpu.frequencies.rope_types import MISSING
 from rope_cpu.frequencies.spec import RopeSpec
-from rope_cpu.models.model_types import data
+from rope_cpu.models.model_types import Config, data
 
 _Formula = Callable[..., Float64]
 _FACTS = data("attention.json")
@@ -35,7 +34,7 @@ class QueryFactors:
         return factors.astype(np.float32)
 
 
-def query_factors(formula: str | None, values: Mapping[str, Any]) -> QueryFactors | None:
+def query_factors(formula: str | None, values: Config) -> QueryFactors | None:
     """Return the function from positions to factors of a formula of `attention.json`.
 
     values: the config, with the rope parameters of its layers.
@@ -47,7 +46,7 @@ def query_factors(formula: str | None, values: Mapping[str, Any]) -> QueryFactor
     return QueryFactors(compute, tuple(_number(key, values) for key in keys))
 
 
-def _number(key: str, values: Mapping[str, Any]) -> float:
+def _number(key: str, values: Config) -> float:
     if key not in values:
         raise ArgumentError(key, MISSING, "be in the config, which scales queries by position")
     return scalars.real_number(key, values[key])
@@ -166,7 +165,7 @@ class Layer:
     layer_type: str | None = None
     rotated: bool = True
     rope_theta: float | None = None
-    rope_parameters: Mapping[str, Any] | None = None
+    rope_parameters: Config | None = None
     rope: RopeSpec | None = None
     num_heads: int = 0
     num_kv_heads: int = 0

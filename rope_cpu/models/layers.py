@@ -13,9 +13,8 @@ from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.frequencies.rope_types import MISSING
 from rope_cpu.frequencies.scaling import DEFAULT_THETA, SECTION_KEYS, without_nulls
 from rope_cpu.models.layer import Layer
-from rope_cpu.models.model_types import ALL_LAYERS, SHARE, ModelFacts, data, value_at
+from rope_cpu.models.model_types import ALL_LAYERS, SHARE, Config, ModelFacts, data, value_at
 
-Config = Mapping[str, Any]
 RopeParameters = dict[str, Any]
 
 Sections = Mapping[str, Config | None]  # by layer type; None: layers of this type are not rotated
@@ -27,6 +26,7 @@ LISTS_BY_LAYER = ("layer_types", "no_rope_layers", "layer_rope_theta")
 
 
 _LENGTH = "max_position_embeddings"
+_ORIGINAL = "original_max_position_embeddings"
 
 
 def rope_parameters_by_type(text: Config, facts: ModelFacts) -> dict[str, RopeParameters | None]:
@@ -70,13 +70,14 @@ def own_section(text: Config) -> tuple[str, Config]:
 
 
 def _default_section(text: Config, facts: ModelFacts) -> RopeParameters:
-    """Return the model type's section for a file without one, with the file's base and length."""
+    """Return the model type's section for a file without one; the file's length and base go first.
+
+    A length in the file applies to the section as well.
+    """
     section = dict(facts.rope_parameters or {})
-    if text.get(_LENGTH) is not None:
-        section.pop(_LENGTH, None)  # the length in the file applies to the section as well
-    key = facts.theta.get(ALL_LAYERS)
-    if key is not None and text.get(key) is not None:
-        section["rope_theta"] = text[key]
+    for name, key in ((_LENGTH, _LENGTH), ("rope_theta", facts.theta.get(ALL_LAYERS))):
+        if _value(text, key) is not None:
+            section.pop(name, None)
     return section
 
 
@@ -87,7 +88,7 @@ def _old_sections(
 
     The file has at most one flat section, under `key`.
     """
-    defaults: Mapping[str, Any] = facts.rope_parameters or {}
+    defaults: Config = facts.rope_parameters or {}
     if section and not set(facts.scaled) & set(defaults):
         rule = "hold a section for each layer type, {layer type: section}"
         raise ArgumentError(key, Finding("is one section"), rule)
@@ -113,7 +114,7 @@ def _old_values(label: str, own: Config, text: Config, facts: ModelFacts) -> Rop
     values = {}
     for name, keys in (("rope_theta", facts.theta), (SHARE, facts.partial)):
         key = keys.get(label)
-        value = text.get(str(key))
+        value = _value(text, key)
         if isinstance(value, list):  # by layer
             index = layer_types.index(label) if label in layer_types else len(value)
             value = value[index] if index < len(value) else None
@@ -122,48 +123,37 @@ def _old_values(label: str, own: Config, text: Config, facts: ModelFacts) -> Rop
     return values
 
 
-def _completed(
-    label: str, section: RopeParameters, text: Config, facts: ModelFacts
-) -> RopeParameters:
-    """Return a section with its base, its rotated share and its original length."""
+def _completed(label: str, own: Config, text: Config, facts: ModelFacts) -> RopeParameters:
+    """Return a section with its base, its rotated share and its original length.
+
+    Each is that of the first place which has it: the section, the file, the model type.
+    """
     defaults = facts.defaults if label == ALL_LAYERS else facts.filled.get(label, {})
-    section = {**section, "rope_theta": _theta(label, section, defaults, text, facts)}
-    section |= _rotated_share(label, section, defaults, text, facts)
-    original = text.get("original_max_position_embeddings")
-    if label == ALL_LAYERS and original is not None:
-        section["original_max_position_embeddings"] = original
-    return section
-
-
-def _theta(label: str, section: Config, defaults: Config, text: Config, facts: ModelFacts) -> Any:
-    """Return the base of a section: its own, the file's, the model type's, or 10000."""
     key = facts.theta.get(label)
     # Own sections of a class have their bases.
     if not facts.theta and (own_section(text)[1] or not facts.rope_parameters):
         key = "rope_theta"
-    in_file = None if key is None else text.get(key)
-    theta = defaults.get("rope_theta", DEFAULT_THETA) if in_file is None else in_file
-    return section.get("rope_theta", theta)
+    bases = (own.get("rope_theta"), _value(text, key), defaults.get("rope_theta"), DEFAULT_THETA)
+    added = {"rope_theta": _first(*bases)}
+    if label == ALL_LAYERS:
+        added[_ORIGINAL] = _first(text.get(_ORIGINAL), own.get(_ORIGINAL))
+    key = facts.partial.get(label, None if label == ALL_LAYERS else SHARE)
+    if SHARE not in own and key is not None and key.endswith("_dim"):
+        added["rotary_dim"] = _first(text.get(key), facts.defaults.get(key))
+        key = SHARE
+    if SHARE not in own and added.get("rotary_dim") is None:
+        added[SHARE] = _first(_value(text, key), defaults.get(SHARE))
+    return without_nulls({**own, **added})
 
 
-def _rotated_share(
-    label: str, section: Config, defaults: Config, text: Config, facts: ModelFacts
-) -> RopeParameters:
-    """Return the rotated width or share that a section lacks; empty if there is none to add."""
-    if SHARE in section:
-        return {}
-    key = facts.partial.get(label)
-    if key is None and label != ALL_LAYERS:
-        key = SHARE
-    if key is not None and key.endswith("_dim"):
-        width = text.get(key, facts.defaults.get(key))
-        if width is not None:
-            return {"rotary_dim": width}
-        key = SHARE
-    share = defaults.get(SHARE)
-    if key is not None:
-        share = text.get(key, share)
-    return {} if share is None else {SHARE: share}
+def _value(text: Config, key: str | None) -> Any:
+    """Return the value of a key, None for a missing one, or without a key."""
+    return None if key is None else text.get(key)
+
+
+def _first(*values: Any) -> Any:
+    """Return the first value that is not None; None if there is none."""
+    return next((value for value in values if value is not None), None)
 
 
 def is_latent(values: Config) -> bool:

@@ -1,8 +1,7 @@
 """`ModelConfig`: a parsed config, for `from_config`, the commands, the export and the benchmarks.
 
 Each kind of file has an adapter, a module with a subclass of `ModelConfig` and a function `parse`
-that makes it from the raw keys: `text`, `vision`, and `gguf` for GGUF
-files. `reader` chooses one.
+that makes it from the raw keys: `text`, `vision`, and `gguf` for GGUF files. `reader` chooses one.
 """
 
 from __future__ import annotations
@@ -18,21 +17,16 @@ from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
 from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.frequencies.rope_types import MISSING
 from rope_cpu.frequencies.spec import RopeSpec, placed
+from rope_cpu.models import layers
 from rope_cpu.models.layer import FULL_LAYERS, WINDOW_LAYERS, Layer, query_factors
-from rope_cpu.models.layers import (
-    ModelLayers,
-    RopeParameters,
-    head_dim,
-    is_latent,
-    model_layers,
-    value_of_layers,
-    values_of_type,
-)
-from rope_cpu.models.model_types import ALL_LAYERS, PAIRING_KEY, ModelFacts
+from rope_cpu.models.layers import ModelLayers, RopeParameters
+from rope_cpu.models.model_types import ALL_LAYERS, PAIRING_KEY, Config, ModelFacts
 
 HEADS_KEYS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "dit_heads")
-HeadCounts = tuple[int | None, int | None]
 KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
+
+# Numbers of query heads and of key/value heads, None if the config does not say.
+HeadCounts = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +66,9 @@ class ModelConfig(ABC):
     ('llama', (32, 32), 64)
     """
 
-    source: Mapping[str, Any]
+    source: Config
     model_type: str | None
-    values: Mapping[str, Any]
+    values: Config
     rope_parameters: Mapping[str, RopeParameters | None] = field(default_factory=dict)
     facts: ModelFacts = field(default_factory=ModelFacts, repr=False)
     is_known: bool = True
@@ -184,7 +178,7 @@ class ModelConfig(ABC):
     @cached_property
     def layers(self) -> ModelLayers:
         """The layers of the model."""
-        return model_layers(self.values, self.rope_parameters)
+        return layers.model_layers(self.values, self.rope_parameters)
 
     def heads(self, layer_type: str | None = None, layer: int | None = None) -> HeadCounts:
         """Return the numbers of query heads and of key/value heads.
@@ -215,9 +209,9 @@ class ModelConfig(ABC):
         (32, 8)
         """
         layer_type = self.layers.type_of(layer_type, layer)
-        values = values_of_type(self.values, layer_type)
+        values = layers.values_of_type(self.values, layer_type)
         heads = _first_number(HEADS_KEYS, values, layer_type, layer)
-        if is_latent(values):
+        if layers.is_latent(values):
             return heads, 1
         return heads, _first_number(KV_HEADS_KEYS, values, layer_type, layer) or heads
 
@@ -228,8 +222,9 @@ class ModelConfig(ABC):
 
     def is_rotated(self, index: int | None) -> bool:
         """Return False for a layer without rotation; one that there is not is refused later."""
-        entries = self.layers.entries
-        return index is None or index >= len(entries) or entries[index].rotated
+        if index is None:
+            return True
+        return all(entry.rotated for entry in self.layers.entries[index : index + 1])
 
     def layer(
         self,
@@ -260,8 +255,8 @@ class ModelConfig(ABC):
                 rule = f"follow a rotation with an attention factor of {factor:.6g}"
                 raise ValueError(f"norms of queries and keys {rule}")
         layer_type = self._type_of(facts, index, layer_type)
-        num_heads, num_kv_heads = self._head_counts(layer_type, index)
-        width = head_dim(self.values, layer_type) if rope is None else rope.head_dim
+        num_heads, num_kv_heads = self.head_counts(layer_type, index)
+        width = layers.head_dim(self.values, layer_type) if rope is None else rope.head_dim
         window = facts.window_of(layer_type)
         parameters = self.rope_parameters
         section = parameters.get(layer_type or ALL_LAYERS) or parameters.get(ALL_LAYERS) or {}
@@ -294,9 +289,10 @@ class ModelConfig(ABC):
             raise ValueError(f"the attention of layers of type {shown(layer_type)} is not known")
         return layer_type
 
-    def _head_counts(self, layer_type: str | None, index: int | None) -> tuple[int, int]:
+    def head_counts(self, layer_type: str | None, layer: int | None = None) -> tuple[int, int]:
+        """Return the same as `heads`; raise ValueError, which names the config, if it has none."""
         try:
-            num_heads, num_kv_heads = self.heads(layer_type, index)
+            num_heads, num_kv_heads = self.heads(layer_type, layer)
         except (TypeError, ValueError) as error:
             raise ValueError(f"the config's {error}") from error
         if num_heads is None or num_kv_heads is None:
@@ -311,14 +307,11 @@ _WITHOUT_NORMS: dict[str, Any] = {name: getattr(Layer, name) for name in _NORMS}
 
 
 def _first_number(
-    keys: tuple[str, ...],
-    values: Mapping[str, Any],
-    layer_type: str | None,
-    layer: int | None,
+    keys: tuple[str, ...], values: Config, layer_type: str | None, layer: int | None
 ) -> int | None:
     """Return the number of heads under the first of these keys that is present."""
     for key in keys:
         if key in values:
-            number = value_of_layers(key, values, layer_type, layer)
+            number = layers.value_of_layers(key, values, layer_type, layer)
             return scalars.whole_number(key, number, 1, limits.HEADS)
     return None

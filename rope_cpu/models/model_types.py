@@ -10,6 +10,9 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+# An object of a config file.
+Config = Mapping[str, Any]
+
 # The first is written by tools/make_model_table.py from the classes of transformers, the
 # second by hand from the models' own code.
 TABLES = ("models.json", "other_models.json")

@@ -14,8 +14,8 @@ from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
 from rope_cpu.frequencies.rope_types import MISSING
 from rope_cpu.models.keys import SECTIONS, objects
+from rope_cpu.models.model_types import Config
 
-Config = Mapping[str, Any]
 Change = Callable[[Config], Config]
 
 

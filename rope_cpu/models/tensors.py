@@ -6,7 +6,7 @@ Of files one tensor is read at a time. Names are those of the modules of transfo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import DTYPES, Array
 from rope_cpu.models.attention import FACTS
+from rope_cpu.models.layer import Layer
 from rope_cpu.weight_pairing import convert_weight
 
 # Dtypes of safetensors files that weights may have; tensors of others can be listed, but not read.
@@ -141,13 +142,19 @@ BUFFERS = ("bias", "masked_bias", "rotary_emb.inv_freq", "attention.bias", "atte
 OTHER_PARTS = ("vision", "visual", "audio", "image", "speech", "cross_attn", "mtp", "mimi.")
 
 
-def attention_tensors(
-    tensors: Mapping[str, Any] | str | PathLike[str], layer: int | None
-) -> AttentionTensors:
-    """Return the tensors of a layer's attention, or of the only layer's.
+# The tensors of parts that may be left out on purpose.
+_OF_PARTS = {"qk_norm": (*QUERY_NORMS, *KEY_NORMS), "sinks": SINKS}
 
-    tensors: a state dict, or the path of a safetensors file, of an index, or of a folder. Raises
-    TypeError, ValueError or OSError unless it holds one such module.
+
+def layer_arrays(
+    layer: Layer, tensors: Mapping[str, Any] | str | PathLike[str], left_out: Collection[str] = ()
+) -> dict[str, Array]:
+    """Return the weights of a layer: "q", "q_bias", …, "q_norm", "k_norm" and "sinks".
+
+    tensors: a state dict, or the path of a safetensors file, of an index, or of a folder. left_out:
+    parts ("qk_norm", "sinks") that are left out on purpose, so that their tensors are ignored.
+    Raises TypeError, ValueError or OSError unless it holds one module with all of them, and no
+    other part of attention.
     """
     if isinstance(tensors, str | PathLike):
         tensors = open_tensors(tensors)
@@ -159,7 +166,16 @@ def attention_tensors(
     other = next((name for name in tensors if not isinstance(name, str)), None)
     if other is not None:
         raise TypeError(f"`tensors` has the key {shown(other)}; keys must be names, strings")
-    return AttentionTensors(tensors, attention_prefix(tensors, layer))
+    module = AttentionTensors(tensors, attention_prefix(tensors, layer.index))
+    arrays = _projections(module, layer)
+    if layer.qk_norm is not None and layer.norm_weighted:
+        arrays["q_norm"] = module.required(QUERY_NORMS, ".weight")
+        arrays["k_norm"] = module.required(KEY_NORMS, ".weight")
+    if layer.has_sinks:
+        arrays["sinks"] = module.required(SINKS, "")
+    _check_shapes(module, arrays, layer)
+    module.check_all_used({name for part in left_out for name in _OF_PARTS.get(part, ())})
+    return arrays
 
 
 def attention_prefix(tensors: Mapping[str, Any], layer: int | None) -> str:
@@ -200,6 +216,11 @@ class AttentionTensors:
         self.unused = {name.removeprefix(prefix) for name in tensors if name.startswith(prefix)}
         self.unused -= set(BUFFERS)
 
+    def error(self, held: str, rule: str, remedy: str = "") -> ArgumentError:
+        """Return the error for what the module holds."""
+        finding = Finding(f"holds {held} under {shown(self.prefix)}")
+        return ArgumentError("tensors", finding, rule, remedy)
+
     def optional(self, names: tuple[str, ...], suffix: str) -> Array | None:
         """Return the tensor with one of the names, None if there is none."""
         found = next((name for name in names if f"{name}{suffix}" in self.unused), None)
@@ -214,37 +235,32 @@ class AttentionTensors:
         array = self.optional(names, suffix)
         if array is None:
             listed = ", ".join(f"{name}{suffix}" for name in names)
-            finding = Finding(f"holds none of {listed} under {shown(self.prefix)}")
-            raise ArgumentError("tensors", finding, "hold one of them")
+            raise self.error(f"none of {listed}", "hold one of them")
         return array
 
     def check_all_used(self, ignored: set[str]) -> None:
         """Raise ValueError if a tensor is left: it is a part of the attention that is not known."""
         unused = {name for name in self.unused if name.removesuffix(".weight") not in ignored}
         if unused:
-            names = cut(", ".join(sorted(unused)))
-            finding = Finding(f"holds {names} under {shown(self.prefix)}")
             rule = "hold no part of the attention that is not known"
-            raise ArgumentError("tensors", finding, rule)
+            raise self.error(cut(", ".join(sorted(unused))), rule)
 
 
-def projections(
-    module: AttentionTensors, model_type: str | None, heads: int, kv_heads: int, width: int
-) -> dict[str, Array]:
+def _projections(module: AttentionTensors, layer: Layer) -> dict[str, Array]:
     """Return projections under "q", "k", "v" and "o", and biases under "q_bias" and so on.
 
-    width: of a head vector. In modules such as attention.self of RoFormer there is no output
-    projection: it is outside.
+    In modules such as attention.self of RoFormer there is no output projection: it is outside.
     """
-    rows = (heads + 2 * kv_heads) * width
+    kv_heads = layer.num_kv_heads
+    rows = (layer.num_heads + 2 * kv_heads) * layer.head_dim
     found: dict[str, Array] = {}
     for suffix, kind in ((".weight", ""), (".bias", "_bias")):
         fused = module.optional(FUSED, suffix)
         if fused is not None:
             _check_shape(module, "a fused projection", fused, (rows, *fused.shape[1:]))
-            parts = _split_rows(fused, _row_order(model_type), heads // kv_heads, width)
-            if model_type in FACTS["interleaved_weights"]:
-                parts[0] = convert_weight(parts[0], heads, to="half")
+            parts = _split_rows(fused, layer)
+            if layer.model_type in FACTS["interleaved_weights"]:
+                parts[0] = convert_weight(parts[0], layer.num_heads, to="half")
                 parts[1] = convert_weight(parts[1], kv_heads, to="half")
             found |= {f"{name}{kind}": part for name, part in zip("qkv", parts, strict=True)}
         separate = PROJECTIONS if fused is None else {"o": OUTPUTS}
@@ -255,32 +271,25 @@ def projections(
     needed = "qkv" if module.prefix.endswith(SELF) else "qkvo"
     missing = [f"{name}_proj" for name in needed if name not in found]
     if missing:
-        absent = " and no ".join(missing)
-        finding = Finding(f"holds no {absent} under {shown(module.prefix)}")
         remedy = "layers that take keys or values from elsewhere have none to return"
-        raise ArgumentError("tensors", finding, "hold all of them", remedy)
+        raise module.error(f"no {' and no '.join(missing)}", "hold all of them", remedy)
     return found
 
 
-def check_shapes(
-    module: AttentionTensors, arrays: Mapping[str, Array], heads: int, kv_heads: int, width: int
-) -> None:
+def _check_shapes(module: AttentionTensors, arrays: Mapping[str, Array], layer: Layer) -> None:
     """Raise ValueError for weights of other shapes than the config says.
 
     The hidden states, of which no key of attention tells the width, have that of q's inputs.
     """
-    rows = {"q": heads * width, "k": kv_heads * width, "v": kv_heads * width}
+    width = layer.head_dim
     hidden = arrays["q"].shape[-1:]
-    shapes: dict[str, tuple[int, ...]] = {
-        "q_norm": (width,),
-        "k_norm": (width,),
-        "sinks": (heads,),
-    }
-    for name, count in rows.items():
-        shapes[name] = (count, *hidden)
-        shapes[f"{name}_bias"] = (count,)
+    shapes: dict[str, tuple[int, ...]] = {"sinks": (layer.num_heads,)}
+    shapes |= dict.fromkeys(("q_norm", "k_norm"), (width,))
+    for name, heads in zip("qkv", (layer.num_heads, *(layer.num_kv_heads,) * 2), strict=True):
+        shapes[name] = (heads * width, *hidden)
+        shapes[f"{name}_bias"] = (heads * width,)
     if "o" in arrays:
-        shapes["o"] = (*arrays["o"].shape[:1], rows["q"])
+        shapes["o"] = (*arrays["o"].shape[:1], layer.num_heads * width)
     for name, shape in shapes.items():
         if name in arrays:
             _check_shape(module, name, arrays[name], shape)
@@ -288,31 +297,29 @@ def check_shapes(
 
 def _check_shape(module: AttentionTensors, name: str, array: Array, shape: tuple[int, ...]) -> None:
     if array.shape != shape:
-        finding = Finding(f"holds {name} of shape {array.shape} under {shown(module.prefix)}")
         remedy = "the config is of another model, or there is more in it, such as a gate"
-        raise ArgumentError("tensors", finding, f"have shape {shape} by the config", remedy)
+        rule = f"have shape {shape} by the config"
+        raise module.error(f"{name} of shape {array.shape}", rule, remedy)
 
 
-def _row_order(model_type: str | None) -> str:
-    order = FACTS["fused_rows"].get(model_type)
+def _split_rows(fused: Array, layer: Layer) -> list[Array]:
+    """Return the rows of queries, keys and values, in the order of the model type.
+
+    "concatenated", or "grouped": for each key head its queries, key and value.
+    """
+    order = FACTS["fused_rows"].get(layer.model_type)
     if order is None:
         raise ValueError(
             f"the order of queries, keys and values in the fused projection of model type "
-            f"{shown(model_type)} is not known; split it and name the parts q_proj, k_proj, v_proj"
+            f"{shown(layer.model_type)} is not known; split it and name the parts q_proj, k_proj, "
+            "v_proj"
         )
-    return str(order)
-
-
-def _split_rows(fused: Array, order: str, group: int, width: int) -> list[Array]:
-    """Return the rows of queries, keys and values; group: number of query heads of a key head.
-
-    order: "concatenated", or "grouped": for each key head its queries, key and value.
-    """
+    group = layer.num_heads // layer.num_kv_heads
     rest = fused.shape[1:]
     if order == "concatenated":
         kv_rows = len(fused) // (group + 2)
         return np.split(fused, [group * kv_rows, (group + 1) * kv_rows])
-    by_group = fused.reshape(-1, group + 2, width, *rest)
+    by_group = fused.reshape(-1, group + 2, layer.head_dim, *rest)
     parts = np.split(by_group, [group, group + 1], axis=1)
     return [part.reshape(-1, *rest) for part in parts]
 

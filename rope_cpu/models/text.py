@@ -19,9 +19,7 @@ from rope_cpu.models import keys, layers, model_types, quirks
 from rope_cpu.models.attention import FACTS, attention_of
 from rope_cpu.models.layer import Layer
 from rope_cpu.models.model import ModelConfig
-from rope_cpu.models.model_types import ModelFacts, model_facts
-
-Config = Mapping[str, Any]
+from rope_cpu.models.model_types import Config, ModelFacts, model_facts
 
 # Keys that may stand beside `mrope_section`, each with the function from the numbers of pairs of
 # the axes to the axis of each pair. A new arrangement of pairs gets a row here, and its key one in
@@ -128,7 +126,8 @@ def parse(raw: Config) -> TextConfig:
     changes = quirks.quirks_of(text.get("model_type"))
     # Without defaults, since a value of the file must not be mistaken for one of the model type.
     named: Config = _standard_names(text, facts)
-    keys.check_containers(named)
+    if facts.names:
+        keys.check_containers(named)
     for quirk in changes:
         named = quirk.change(named)
     values = _with_defaults(named, text, facts)
@@ -157,13 +156,12 @@ def language_model(raw: Config) -> tuple[Config, ModelFacts | None, str | None]:
     The facts are None for an unknown model type. The third value is the unknown model type of a
     file around the language model, None without one.
     """
-    keys.check_containers(raw)
     raw = _with_model_type(raw)
     facts = model_facts(str(raw.get("model_type")))
     if facts is None:
         for key in keys.KEYS["parts"]:
             if isinstance(raw.get(key), Mapping):
-                keys.refuse_unread_beside(raw, key)
+                keys.check_part(raw, key)
                 return *language_model(raw[key])[:2], raw.get("model_type") or ""
         keys.refuse_unread_part(raw, {})
         return raw, None, None
@@ -174,7 +172,7 @@ def language_model(raw: Config) -> tuple[Config, ModelFacts | None, str | None]:
     part_facts = model_facts(part_type) or ModelFacts()
     for key in (part_key, *keys.KEYS["parts"]):
         if isinstance(raw.get(key), Mapping):
-            keys.refuse_unread_beside(raw, key, (*facts.ignored, *part_facts.ignored))
+            keys.check_part(raw, key, (*facts.ignored, *part_facts.ignored))
             return language_model(_part(raw, raw[key], part_type))
     # An older file has the keys of the language model at the top level.
     keys.refuse_unread_part(raw, part_facts.names)
