@@ -9,7 +9,6 @@ says otherwise (`Row.positions`). docs/configs.md describes the positions of dif
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,10 +26,10 @@ from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq, spread_over_axes
 from rope_cpu.models import keys
 from rope_cpu.models.keys import SECTIONS, check_containers
 from rope_cpu.models.layer import Layer
-from rope_cpu.models.layers import Config, own_section
+from rope_cpu.models.layers import own_section
 from rope_cpu.models.model import ModelConfig
 from rope_cpu.models.model_types import REFUSED as NO_ROTATION
-from rope_cpu.models.model_types import data, reasons_by_type
+from rope_cpu.models.model_types import Config, data, reasons_by_type
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +42,14 @@ class Row:
         Its position axes, keys of axes.json; a file with fewer has the last of them.
     form : str
         The function that makes its rotation, a key of `_FORMS`.
-    head_dim : str
-        The keys of the width of a head: "a", the exact quotient "a / b" or the rounded one
-        "a // b"; "a or b / c": the first whose keys are present.
+    head_dim : sequence of str
+        The key of the width of a head, and keys of numbers that divide it.
+    takes_head_dim : bool
+        The key head_dim goes before these, and they must divide the width without a remainder.
     widths : str
-        The elements that each axis rotates: a rule in `_WIDTHS`, or the key that has them; of an
-        M-RoPE, the key of the pairs of each axis, "a or b": the first that is present.
+        The elements that each axis rotates: a rule in `_WIDTHS`, or the key that has them.
+    sections : sequence of str
+        Of an M-RoPE, the key of the pairs of each axis; of several the first that is present.
     each : int
         The elements of an axis for each unit of the number that `widths` has; 0: it has a list.
     counts : sequence of int
@@ -88,8 +89,10 @@ class Row:
 
     axes: Sequence[str] = ("row", "column")
     form: str = "axes"
-    head_dim: str = "attention_head_dim"
+    head_dim: Sequence[str] = ("attention_head_dim",)
+    takes_head_dim: bool = False
     widths: str = "equal"
+    sections: Sequence[str] = ()
     each: int = 0
     counts: Sequence[int] = ()
     fills_head: bool = True
@@ -110,9 +113,16 @@ class Row:
     @cached_property
     def known_keys(self) -> set[str]:
         """The keys of a config that its rotation may depend on, and those that it ignores."""
-        named = [self.head_dim, self.widths, str(self.theta), self.ntk, *self.divisors]
-        named += [*self.objects, *self.only, *self.defaults, *self.ignored]
-        return set(re.findall(r"[\w.]+", " ".join(named)))
+        named = {self.widths, str(self.theta), self.ntk, *self.divisors, *self.head_dim}
+        named |= {*self.sections, *self.objects, *self.only, *self.defaults, *self.ignored}
+        return named | ({"head_dim"} if self.takes_head_dim else set())
+
+    @property
+    def width_name(self) -> str:
+        """The name of the width of a head, for errors."""
+        if self.takes_head_dim:
+            return f"head_dim or {' / '.join(self.head_dim)}"
+        return " // ".join(self.head_dim)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +225,7 @@ def _longrope_form(row: Row, values: Config, angle_dtype: str) -> RopeSpec:
 
 def _mrope_form(row: Row, values: Config, angle_dtype: str) -> RopeSpec:
     """Return the rotation of Qwen3-VL's interleaved sections."""
-    key = _first_present(row.widths, values)
+    key = next((name for name in row.sections if name in values), row.sections[-1])
     section = axes.checked_mrope_section(key, _present(key, values))
     theta = _theta(row, values)
     one_axis = scaled(_head_dim(row, values), rope_theta=theta, angle_dtype=angle_dtype)
@@ -288,14 +298,13 @@ _WIDTHS: dict[str, Callable[[int, int], tuple[int, ...]]] = {
 
 def _widths_and_head_dim(row: Row, values: Config) -> tuple[Sequence[int], int]:
     """Return the elements that each axis rotates, and the width of a head."""
-    head_keys = set(re.findall(r"\w+", row.head_dim))
-    has_head_dim = row.widths in _WIDTHS or head_keys <= values.keys()
+    has_head_dim = row.widths in _WIDTHS or values.keys() >= {*row.head_dim}
     head_dim = _head_dim(row, values) if has_head_dim else 0
     widths = _widths(row, values, head_dim)
     total = sum(widths)
     if has_head_dim and (total > head_dim or (row.fills_head and total < head_dim)):
         rule = f"fit the widths of the axes, {shown(widths)}, which add up to {total}"
-        raise ArgumentError(row.head_dim, head_dim, rule)
+        raise ArgumentError(row.width_name, head_dim, rule)
     return widths, head_dim or total
 
 
@@ -305,7 +314,7 @@ def _widths(row: Row, values: Config, head_dim: int) -> Sequence[int]:
     count = len(row.axes)
     if key in _WIDTHS:
         widths = _WIDTHS[key](head_dim, count)
-        key = row.head_dim
+        key = row.width_name
     elif row.each:
         widths = (row.each * _number(key, values, limits.HEAD_DIM),) * count
     else:
@@ -319,22 +328,16 @@ def _widths(row: Row, values: Config, head_dim: int) -> Sequence[int]:
 
 
 def _head_dim(row: Row, values: Config) -> int:
-    """Return the width of a head from the first keys of `Row.head_dim` that are present."""
-    quotient = _first_present(row.head_dim, values)
-    key, *divisors = re.findall(r"\w+", quotient)
+    """Return the width of a head."""
+    has_own = row.takes_head_dim and "head_dim" in values
+    key, *divisors = ("head_dim",) if has_own else row.head_dim
     width = _number(key, values, limits.HIDDEN_SIZE if divisors else limits.HEAD_DIM)
     for divisor in divisors:
         shares = _number(divisor, values, limits.HIDDEN_SIZE)
-        if "//" not in quotient and width % shares:
+        if row.takes_head_dim and width % shares:
             raise ValueError(f"`{key}` is {width}, which {shares} heads cannot share equally")
         width //= shares
     return width
-
-
-def _first_present(alternatives: str, values: Config) -> str:
-    """Return the first of "a or b / c or d" that is a key of values, or the last."""
-    *preferred, last = alternatives.split(" or ")
-    return next((key for key in preferred if key in values), last)
 
 
 def _theta(row: Row, values: Config) -> float:
