@@ -117,40 +117,39 @@ def layer_rotations(
     names: list[str | None] = [layer_type]
     if layer_type is None and by_type:
         names = [label or None for label in by_type]
-    attention = config.attention if config.unknown_type is None else None
-    for name in names:
-        layers = name or ("all rotated layers" if _has_unrotated_layers(config) else "all layers")
-        rotation = _layer_rotation(config, name, interleaved, escaped(layers))
-        yield replace(rotation, attention=attention)
-
-
-def _has_unrotated_layers(config: ModelConfig) -> bool:
-    by_type = config.rope_parameters
-    if not by_type:
-        return False
-    return None in by_type.values() or not all(layer.rotated for layer in config.layers.entries)
-
-
-def _layer_rotation(
-    config: ModelConfig, layer_type: str | None, interleaved: bool | None, layers: str
-) -> LayerRotation:
-    """Return the rotation of a layer type; None: of all layers."""
-    by_type = config.rope_parameters
     model = escaped(str(config.model_type or "unknown model type"))
-    if by_type.get(layer_type or "", {}) is None:
-        layers = f"{layers}: not rotated"
-        return LayerRotation(config=config, layer_type=layer_type, model=model, layers=layers)
+    attention = config.attention if config.unknown_type is None else None
+    shared: dict[str, Any] = {"config": config, "model": model, "attention": attention}
+    for name in names:
+        layers = escaped(name or _all_layers(config))
+        if by_type.get(name or "", {}) is None:
+            yield LayerRotation(**shared, layer_type=name, layers=f"{layers}: not rotated")
+        else:
+            rotation = LayerRotation(**shared, layer_type=name, layers=layers)
+            yield _with_rope(rotation, interleaved)
+
+
+def _all_layers(config: ModelConfig) -> str:
+    """Return a name for the layers that one rotation serves."""
+    sections = config.rope_parameters.values()
+    are_rotated = None not in sections
+    if are_rotated and sections:
+        are_rotated = all(layer.rotated for layer in config.layers.entries)
+    return "all layers" if are_rotated else "all rotated layers"
+
+
+def _with_rope(rotation: LayerRotation, interleaved: bool | None) -> LayerRotation:
+    """Return a group of layers with its rotation."""
+    config = rotation.config
+    layer_type = rotation.layer_type
     rope = RotaryEmbedding.from_config(config, layer_type=layer_type, interleaved=interleaved)
     parameters: Mapping[str, Any] = {}
-    if by_type:
+    if config.rope_parameters:
         parameters = config.layers.select(layer_type).rope_parameters or {}
     axes = position_axes(config, rope.axes)
     counts_tokens = all(axis.extent is None for axis in axes)
-    return LayerRotation(
-        config=config,
-        layer_type=layer_type,
-        model=model,
-        layers=layers,
+    return replace(
+        rotation,
         parameters=parameters,
         by_length=dict(_by_length(rope, config.values)),
         unscaled=_unscaled(rope, parameters),
