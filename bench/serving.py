@@ -13,7 +13,7 @@ from rope_cpu import Batch, KVCache, RMSNorm, RotaryEmbedding, RotaryPlan
 from rope_cpu.accuracy import reference
 from rope_cpu.accuracy.reference import Exact
 from rope_cpu.accuracy.tolerance import compare, half_ulp
-from rope_cpu.array_types import DTYPES, Array, Float64
+from rope_cpu.array_types import CACHE_FORMATS, Array, Float64
 
 from .timing import Call
 from .workloads import evenly, normal, pair_sizes
@@ -92,12 +92,12 @@ class Appended:
     def cache(self) -> KVCache:
         """Return an empty cache of contiguous arrays, with scales if it is int8."""
         shape = (_MOST_SEQUENCES * _PAGES_OF_SEQUENCE, _PAGE_SIZE, KV_HEADS, HEAD_DIM)
-        if self.cache_dtype != "int8":
-            return KVCache(*np.zeros((2, *shape), DTYPES[self.cache_dtype]))
+        row = CACHE_FORMATS[self.cache_dtype]
+        key, value = np.zeros((2, *shape), row.dtype)
+        if not row.has_scales:
+            return KVCache(key, value)
         key_scale, value_scale = np.zeros((2, *shape[:3]), np.float32)
-        return KVCache(
-            *np.zeros((2, *shape), np.int8), key_scale=key_scale, value_scale=value_scale
-        )
+        return KVCache(key, value, key_scale=key_scale, value_scale=value_scale)
 
     @property
     def bytes_accessed(self) -> int:
@@ -204,8 +204,9 @@ class Move:
 
 
 def cached_vector_bytes(cache_dtype: str) -> int:
-    """Return the bytes of a cached head vector, with its scale if it is int8."""
-    return HEAD_DIM + 4 if cache_dtype == "int8" else HEAD_DIM * DTYPES[cache_dtype].itemsize
+    """Return the bytes of a cached head vector, with the scale that it may have."""
+    row = CACHE_FORMATS[cache_dtype]
+    return HEAD_DIM * row.dtype.itemsize + 4 * row.has_scales
 
 
 def by_slot(x: Array) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -49,6 +49,28 @@ LAYOUT_AXES: dict[str, tuple[int | None, int, int]] = {
 
 # The integers that kernels take 16-bit floats as.
 INTEGER_VIEWS = {"float16": np.dtype(np.int16), "bfloat16": np.dtype(np.uint16)}
+
+
+class CacheFormat(NamedTuple):
+    """How the caches of a dtype are stored.
+
+    dtype: of keys and values. kernel_dtype: of the views of them that kernels take. has_scales:
+    whether each head vector has a scale, in float32.
+    """
+
+    dtype: np.dtype[Any]
+    kernel_dtype: np.dtype[Any]
+    has_scales: bool = False
+
+
+# The formats of caches by the names of their dtypes.
+CACHE_FORMATS = {
+    "float32": CacheFormat(DTYPES["float32"], DTYPES["float32"]),
+    "float16": CacheFormat(DTYPES["float16"], INTEGER_VIEWS["float16"]),
+    "bfloat16": CacheFormat(DTYPES["bfloat16"], INTEGER_VIEWS["bfloat16"]),
+    "int8": CacheFormat(np.dtype(np.int8), np.dtype(np.int8), has_scales=True),
+}
+CACHE_NAMES = {row.dtype: name for name, row in CACHE_FORMATS.items()}
 
 # The views of other layouts as bshd, (batch, seq, heads, head_dim), which kernels take.
 BSHD_VIEWS: dict[str, Callable[[Array], Array]] = {

@@ -12,13 +12,10 @@ from rope_cpu.arguments.arrays import elements_disjoint, not_an_array, share_mem
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.scalars import check_table_size, check_type, refuse_masked, whole_number
 from rope_cpu.arguments.texts import did_you_mean
-from rope_cpu.array_types import DTYPES, INTEGER_VIEWS, Array, CacheDtype
+from rope_cpu.array_types import CACHE_FORMATS, CACHE_NAMES, Array, CacheDtype
 from rope_cpu.caches import Immutable
 
-# The names of a cache's dtypes.
-_DTYPES = {DTYPES[name]: name for name in ("float32", "float16", "bfloat16")}
-_DTYPES[np.dtype(np.int8)] = "int8"
-_DTYPE_LIST = ", ".join(_DTYPES.values())  # for error texts
+_DTYPE_LIST = ", ".join(CACHE_FORMATS)  # for error texts
 
 _CACHE_LINE = 64  # bytes
 NO_SCALE = np.empty((0, 0, 0), np.float32)  # of a cache that is not int8
@@ -123,7 +120,7 @@ class KVCache(Immutable):
             arrays["value"] = value.view()
             arrays["value"].flags.writeable = False
         # Views keep their shape when the caller changes that of an array in place.
-        kernel_dtype: np.dtype[Any] = INTEGER_VIEWS.get(name, key.dtype)
+        kernel_dtype = CACHE_FORMATS[name].kernel_dtype
         views: list[Array] = [np.asarray(arrays[x]).view(kernel_dtype) for x in ("key", "value")]
         views += [NO_SCALE if x is None else np.asarray(x).view() for x in scales.values()]
         sizes = dict(zip(("pages", "page_size", "kv_heads", "head_dim"), key.shape, strict=True))
@@ -215,8 +212,8 @@ class KVCache(Immutable):
         shape = tuple(sizes.values())
         check_table_size("pages", pages, *shape, max(head_dim, width), most=limits.WHOLE)
         checked = to_dtype(dtype)
-        if checked not in _DTYPES:
-            meant = did_you_mean(dtype, _DTYPES.values())
+        if checked not in CACHE_NAMES:
+            meant = did_you_mean(dtype, CACHE_FORMATS)
             raise ArgumentTypeError("dtype", dtype, f"be one of {_DTYPE_LIST}{meant}")
         count = 1 if layers is None else whole_number("layers", layers, most=limits.LAYERS)
         caches = [cls(**_zeros(shape, head_dim, width, checked)) for _ in range(count)]
@@ -274,7 +271,7 @@ def _zeros(
         "key": _heads_first((*shape, head_dim), dtype),
         "value": _heads_first((*shape, value_dim), dtype),
     }
-    if dtype == np.int8:
+    if CACHE_FORMATS[CACHE_NAMES[dtype]].has_scales:
         scale = np.dtype(np.float32)
         arrays["key_scale"] = _heads_first(shape, scale)
         arrays["value_scale"] = _heads_first(shape, scale)
@@ -321,10 +318,10 @@ def _checked_dtype(name: str, x: object) -> str:
     if not isinstance(x, np.ndarray):
         raise not_an_array(name, x, " that belongs to the server")
     refuse_masked(name, x)
-    if x.dtype not in _DTYPES:
+    if x.dtype not in CACHE_NAMES:
         rule = f"be one of {_DTYPE_LIST} (native byte order)"
         raise ArgumentTypeError(name, Finding.dtype_of(x), rule)
-    return _DTYPES[x.dtype]
+    return CACHE_NAMES[x.dtype]
 
 
 def _check_shape(name: str, x: Array) -> None:
@@ -339,15 +336,16 @@ def _check_shape(name: str, x: Array) -> None:
 def _checked_scales(
     scales: dict[str, Array | None], dtype: str, shape: tuple[int, ...]
 ) -> dict[str, Array]:
-    """Return the scales of an int8 cache; raise unless they are given for int8 alone."""
+    """Return the scales of a cache; raise unless they are given where its format has some."""
+    has_scales = CACHE_FORMATS[dtype].has_scales
     checked: dict[str, Array] = {}
     for name, scale in scales.items():
         if scale is None:
-            if dtype == "int8":
-                rule = f"be a float32 array of shape {shape}, as the cache is int8"
+            if has_scales:
+                rule = f"be a float32 array of shape {shape}, as the cache is {dtype}"
                 raise ArgumentError(name, None, rule)
             continue
-        if dtype != "int8":
+        if not has_scales:
             rule = f"be left out, as a cache of {dtype} has no scales"
             raise ArgumentError(name, Finding("is given"), rule)
         if not isinstance(scale, np.ndarray):

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
-from rope_cpu.array_types import Array
+from rope_cpu.array_types import CACHE_FORMATS, Array
 from rope_cpu.caches.batch import Batch
 from rope_cpu.caches.kv_cache import KVCache, check_cache
 
@@ -131,8 +131,9 @@ def slots_of_keys(cache: KVCache, slot_mapping: Batch | ArrayLike, layout: str) 
         finding = Finding("is a Batch, which has the slots of new tokens alone")
         rule = "hold the slots of the cached keys to be rotated, as integers"
         raise ArgumentTypeError("slot_mapping", finding, rule)
-    if cache._dtype_name == "int8":
-        finding = Finding("is int8, where a rotation would round each key a second time")
+    if CACHE_FORMATS[cache._dtype_name].has_scales:
+        rounds = "where a rotation would round each key a second time"
+        finding = Finding(f"is {cache._dtype_name}, {rounds}")
         remedy = "or append the keys again from their projections"
         raise ArgumentTypeError("cache", finding, "hold floats, such as bfloat16", remedy)
     slots = _slots(slot_mapping, layout)

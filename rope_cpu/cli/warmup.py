@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from rope_cpu.array_types import DTYPE_LIST, DTYPES
+from rope_cpu.array_types import CACHE_FORMATS, DTYPE_LIST, DTYPES
 from rope_cpu.cli.command_line import UsageError, print_lines
-from rope_cpu.kernels.append import CACHE_ELEMENTS
 from rope_cpu.kernels.compile import clear_cache
 from rope_cpu.warmup import compile_kernels, kernel_builds
 
@@ -24,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=lambda text: text.split(","),
         metavar="DTYPE[,DTYPE…]",
         help="also compile the kernels that write to and rotate the caches of a server, for caches "
-        f"of these dtypes: {', '.join(CACHE_ELEMENTS)}",
+        f"of these dtypes: {', '.join(CACHE_FORMATS)}",
     )
     parser.add_argument(
         "--clear",
