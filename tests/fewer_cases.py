@@ -24,8 +24,7 @@ def _pairs(row):
     return set(combinations(enumerate(row), 2))
 
 
-def sample(cases, *kept):
-    """Return cases as parameters, all but a few with the marker `processes`."""
-    return [
-        pytest.param(case, marks=() if case in kept else pytest.mark.processes) for case in cases
-    ]
+def sample(cases, *kept, others="processes"):
+    """Return cases as parameters, all but a few with a marker."""
+    marker = getattr(pytest.mark, others)
+    return [pytest.param(case, marks=() if case in kept else marker) for case in cases]

@@ -12,5 +12,5 @@ HAS_TBB = pytest.mark.skipif(
 LAYERS = [
     pytest.param("tbb", marks=HAS_TBB),
     *sample(("omp",)),
-    pytest.param("workqueue", marks=pytest.mark.nightly),  # where neither of the others is found
+    *sample(("workqueue",), others="nightly"),  # where neither of the others is found
 ]

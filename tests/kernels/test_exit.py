@@ -78,7 +78,7 @@ def run(run_program):
     return run
 
 
-@pytest.mark.parametrize("cpus", sample(("two", "pinned later"), "two"))
+@pytest.mark.parametrize("cpus", sample(("two", "pinned later"), "two", others="nightly"))
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize(
     "scenario", sample(SCENARIOS, "warmup and fork", "thread and fork", "pool")

@@ -82,7 +82,7 @@ PROGRAM = """
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
 @pytest.mark.parametrize("kind", sample(("Append", "Attention"), "Attention"))
-@pytest.mark.parametrize("threads", sample(("1", "2"), "2"))
+@pytest.mark.parametrize("threads", sample(("1", "2"), "2", others="nightly"))
 def test_a_call_is_right_or_writes_nothing(kind, threads, run_program, request):
     """500 calls, some of which lack the memory for their results or for that of the kernel.
 
