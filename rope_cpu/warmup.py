@@ -15,10 +15,10 @@ from rope_cpu.arguments.arrays import to_dtype
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.texts import did_you_mean, shown
 from rope_cpu.array_types import DTYPE_NAMES, DTYPES, CacheDtype, Dtype, DtypeName
-from rope_cpu.kernels.angles import cos_sin_kernel
+from rope_cpu.kernels.angles import cos_sin_kernel, cos_sin_part
 from rope_cpu.kernels.append import CACHE_ELEMENTS, append_kernel, append_part
 from rope_cpu.kernels.attention import PARTS, attention_kernel, attention_part
-from rope_cpu.kernels.rotate import PAIRINGS, rotation_kernel
+from rope_cpu.kernels.rotate import PAIRINGS, rotation_kernel, rotation_part
 from rope_cpu.kernels.rotate_cached import rotate_cached_kernel, rotate_cached_part
 from rope_cpu.kernels.vectors import converts_float16
 
@@ -36,7 +36,7 @@ class Specialisation:
     Attributes
     ----------
     name : str
-        Operation, dtype and pairing, such as ``rotate_float32_half``.
+        Operation, dtype and pairing, such as ``rotate_part_float32_half``.
     seconds : float
         Time of this compilation, or of loading the kernel from the cache, in seconds.
     compiled : bool
@@ -91,8 +91,11 @@ def warmup(
     ...     print(kernel.name)
     cos_sin_float32
     cos_sin_float64
-    rotate_float32_half
-    rotate_float32_interleaved
+    cos_sin_part_float32
+    cos_sin_part_float64
+    rotate_float32
+    rotate_part_float32_half
+    rotate_part_float32_interleaved
     append_float32_float32
     append_part_float32_float32_half
     append_part_float32_float32_interleaved
@@ -123,10 +126,11 @@ def kernel_builds(dtypes: Any, cache_dtypes: Any = None) -> list[Build]:
     cache_names = [] if cache_dtypes is None else cache_dtype_names(cache_dtypes)
     # The cos and sin of a plan are float32 until it rotates float64; 16-bit tables are rounded from
     # float64. So any dtype may need both.
-    builds: list[Build] = [(cos_sin_kernel, ("float32",)), (cos_sin_kernel, ("float64",))]
+    builds: list[Build] = [*product((cos_sin_kernel, cos_sin_part), [("float32",), ("float64",)])]
     rotated = _computed(names)
     for name in rotated:
-        builds += [(rotation_kernel, (name, pairing)) for pairing in PAIRINGS]
+        builds.append((rotation_kernel, (name,)))
+        builds += [(rotation_part, (name, pairing)) for pairing in PAIRINGS]
     if cache_names:
         builds += _cache_builds([name for name in rotated if name != "float64"], cache_names)
     return builds

@@ -18,7 +18,7 @@ from rope_cpu.caches import Immutable
 _DTYPE_LIST = ", ".join(CACHE_FORMATS)  # for error texts
 
 _CACHE_LINE = 64  # bytes
-NO_SCALE = np.empty((0, 0, 0), np.float32)  # of a cache that is not int8
+NO_SCALE = np.empty((0, 0, 0, 1), np.float32)  # of a cache that is not int8
 
 # The attributes of a cache that hold its arrays.
 CACHE_ARRAYS = ("key", "value", "key_scale", "value_scale")
@@ -92,7 +92,7 @@ class KVCache(Immutable):
     value_dim: int  # width of a value in elements
     _dtype_name: str
     _caller_arrays: tuple[Array, ...]  # whose flags may become read-only
-    _kernel_arrays: tuple[Array, ...]  # views of key, value and the scales
+    _kernel_arrays: tuple[Array, ...]  # views of key, value and the scales, of 4 axes
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class KVCache(Immutable):
         # Views keep their shape when the caller changes that of an array in place.
         kernel_dtype = CACHE_FORMATS[name].kernel_dtype
         views: list[Array] = [np.asarray(arrays[x]).view(kernel_dtype) for x in ("key", "value")]
-        views += [NO_SCALE if x is None else np.asarray(x).view() for x in scales.values()]
+        views += [NO_SCALE if x is None else np.asarray(x)[..., None] for x in scales.values()]
         sizes = dict(zip(("pages", "page_size", "kv_heads", "head_dim"), key.shape, strict=True))
         sizes["value_dim"] = value.shape[3]
         self._set(key=key, value=value, **scales, **sizes)

@@ -8,15 +8,16 @@ plain, so that LLVM vectorises them.
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 from math import factorial
 from typing import Any
 
 import numpy as np
-from numba import prange, types
+from numba import carray, types
 from numba.extending import intrinsic
 
 from rope_cpu.kernels import compile
+from rope_cpu.kernels.vectors import advance, pointer, stored
 
 # 1/2π, the revolutions of an angle of one radian, as the sum of three float64 (OEIS A086201).
 RADIAN = (0.15915494309189535, -9.839338337591243e-18, -5.360718141446502e-34)
@@ -32,6 +33,9 @@ _COS_COEFFICIENTS = tuple((-1.0) ** n / factorial(2 * n) for n in range(1, 9))
 # A second thread takes longer to start than the computation of fewer pairs takes.
 _PARALLEL_FROM = 2**14
 
+_CHUNK = 64  # pairs whose revolutions are summed in memory on the stack
+_SUMS = (0.0,) * (2 * _CHUNK)
+
 
 @intrinsic
 def fma(typing: Any, x: Any, y: Any, z: Any) -> Any:
@@ -44,17 +48,15 @@ def fma(typing: Any, x: Any, y: Any, z: Any) -> Any:
 
 
 @compile.device_function
-def _add_axis(sums, position, frequencies, row, axis, head):
-    """Add position · (high + low), less whole revolutions, to sums[0] + sums[1] for each pair.
+def _add_axis(sums, position, highs, lows, count):
+    """Add position · (high + low), less whole revolutions, to sums[0] + sums[1] for some pairs.
 
     sums[1] takes the rounding errors of sums[0] (D. E. Knuth, The Art of Computer Programming 2,
     4.2.2, theorem B).
     """
-    for i in range(sums.shape[1]):
-        high = frequencies[row, 0, axis, head, i]
-        low = frequencies[row, 1, axis, head, i]
-        product = position * high
-        product_error = fma(position, low, fma(position, high, -product))
+    for i in range(count):
+        product = position * highs[i]
+        product_error = fma(position, lows[i], fma(position, highs[i], -product))
         revolutions = sums[0, i]
         fraction = product - np.rint(product)
         total = revolutions + fraction
@@ -62,6 +64,15 @@ def _add_axis(sums, position, frequencies, row, axis, head):
         sum_error = (revolutions - (total - shadow)) + (fraction - shadow)
         sums[1, i] += sum_error + product_error
         sums[0, i] = total - np.rint(total)
+
+
+@compile.device_function
+def _from(x, index):
+    """Return the pointer to an element of a C-contiguous array, by its index in memory.
+
+    LLVM does not vectorise a loop over an array from another index than 0.
+    """
+    return advance(pointer(x), index * x.itemsize)
 
 
 @compile.device_function
@@ -73,12 +84,12 @@ def _polynomial(x, c):
 
 
 @compile.device_function
-def _write_cos_sin(sums, factors, row, cos, sin, n, t, head):
+def _write_cos_sin(sums, factors, row, cos, sin, count):
     """Write cos and sin of the revolutions sums[0] + sums[1], times their factors.
 
     The error is at most 1.3 units of 2^-53, and one rounding to the dtype of the outputs.
     """
-    for i in range(sums.shape[1]):
+    for i in range(count):
         total = sums[0, i] + sums[1, i]
         tail = (sums[0, i] - total) + sums[1, i]
         quarters = np.rint(4.0 * total)
@@ -97,44 +108,60 @@ def _write_cos_sin(sums, factors, row, cos, sin, n, t, head):
             cosine = -cosine
         if quadrant >= 2:
             sine = -sine
-        cos[n, t, head, i] = factors[row, 0] * cosine
-        sin[n, t, head, i] = factors[row, 1] * sine + 0.0  # a sine of 0 is +0, whatever its sign
+        cos[i] = factors[row, 0] * cosine
+        sin[i] = factors[row, 1] * sine + 0.0  # a sine of 0 is +0, whatever its sign
 
 
-@compile.device_function
-def _write_part(positions, frequencies, factors, cos, sin, sums, part, parts):
-    """Write cos and sin for one of several equal parts of the tokens. sums: (2, pairs), scratch."""
-    batch, tokens, heads, _ = cos.shape
-    start = batch * tokens * part // parts
-    stop = batch * tokens * (part + 1) // parts
-    for index in range(start, stop):
+def _cos_sin_part(arguments, part, parts):
+    """Write cos and sin for one of several equal parts of the tokens.
+
+    Rows of all arrays lie one after the other, so they are found by their number.
+    """
+    positions, frequencies, factors, cos, sin = arguments[0]
+    batch, tokens, heads, pairs = cos.shape
+    axes = frequencies.shape[2]
+    sums = carray(stored(_SUMS), (2, _CHUNK), np.float64)
+    chunks = (pairs + _CHUNK - 1) // _CHUNK  # of a head
+    for index in range(batch * tokens * part // parts, batch * tokens * (part + 1) // parts):
         n = index // tokens
-        t = index % tokens
         position_row = n if positions.shape[0] > 1 else 0
         row = n if frequencies.shape[0] > 1 else 0
-        for head in range(heads):
+        for chunk in range(heads * chunks):
+            start = chunk % chunks * _CHUNK
+            count = min(_CHUNK, pairs - start)
+            first = chunk // chunks * pairs + start  # among the pairs of all heads
             sums[:] = 0.0
-            for axis in range(frequencies.shape[2]):
-                position = positions[position_row, t, axis if positions.shape[2] > 1 else 0]
-                _add_axis(sums, position, frequencies, row, axis, head)
-            _write_cos_sin(sums, factors, row, cos, sin, n, t, head)
+            for axis in range(axes):
+                column = axis if positions.shape[2] > 1 else 0
+                position = positions[position_row, index % tokens, column]
+                high_row = 2 * row * axes + axis
+                highs = _from(frequencies, high_row * heads * pairs + first)
+                lows = _from(frequencies, (high_row + axes) * heads * pairs + first)
+                _add_axis(sums, position, highs, lows, count)
+            out = index * heads * pairs + first
+            _write_cos_sin(sums, factors, row, _from(cos, out), _from(sin, out), count)
 
 
-@partial(compile.device_function, parallel=True)
-def _write_in_parallel(positions, frequencies, factors, cos, sin, sums, parts):
-    for index in prange(parts):
-        part = np.intp(index)
-        _write_part(positions, frequencies, factors, cos, sin, sums[part], part, parts)
-
-
-def _cos_sin(positions, frequencies, factors, cos, sin, threads):
+def _cos_sin(cos_sin_part, positions, frequencies, factors, cos, sin, threads):
     """Write cos and sin of positions times frequencies; see `cos_sin_kernel`."""
-    parts = threads if cos.size >= _PARALLEL_FROM else 1
-    sums = np.empty((parts, 2, cos.shape[3]))
-    if parts > 1:
-        _write_in_parallel(positions, frequencies, factors, cos, sin, sums, parts)
-    else:
-        _write_part(positions, frequencies, factors, cos, sin, sums[0], np.intp(0), np.intp(1))
+    parts = threads if cos.size >= _PARALLEL_FROM else np.intp(1)
+    compile.run_parts(cos_sin_part, (positions, frequencies, factors, cos, sin), parts)
+
+
+def _array_types(dtype: str) -> tuple[types.Array, ...]:
+    """Return the types of the arrays that the kernel takes, in the order of its arguments."""
+    positions = types.Array(types.float64, 3, "A", readonly=True)
+    frequencies = types.Array(types.float64, 5, "C", readonly=True)
+    factors = types.Array(types.float64, 2, "C", readonly=True)
+    output = types.Array(getattr(types, dtype), 4, "C")
+    return positions, frequencies, factors, output, output
+
+
+@cache
+def cos_sin_part(dtype: str) -> Any:
+    """Return the compiled part of the kernel for a dtype of cos and sin, float32 or float64."""
+    arrays = types.Tuple(_array_types(dtype))
+    return compile.compile_part(_cos_sin_part, f"cos_sin_part_{dtype}", arrays)
 
 
 @cache
@@ -143,6 +170,7 @@ def cos_sin_kernel(dtype: str) -> Any:
 
     Its arguments:
 
+    - cos_sin_part: the address of the part;
     - positions: float64 (batch or 1, tokens, axes or 1);
     - frequencies: float64 (batch or 1, 2, axes, heads, pairs), the high and the low part in
       revolutions per unit of position;
@@ -151,9 +179,5 @@ def cos_sin_kernel(dtype: str) -> Any:
     - cos, sin: (batch, tokens, heads, pairs), the outputs;
     - threads: maximum number of threads.
     """
-    positions = types.Array(types.float64, 3, "A", readonly=True)
-    frequencies = types.Array(types.float64, 5, "C", readonly=True)
-    factors = types.Array(types.float64, 2, "C", readonly=True)
-    output = types.Array(getattr(types, dtype), 4, "C")
-    signature = (positions, frequencies, factors, output, output, types.intp)
+    signature = (types.intp, *_array_types(dtype), types.intp)
     return compile.compile_kernel(_cos_sin, f"cos_sin_{dtype}", signature)

@@ -18,11 +18,10 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import prange, types
+from numba import types
 
 from rope_cpu.kernels import compile
 from rope_cpu.kernels.head_vectors import (
-    Heads,
     Norm,
     copy_elements,
     from_head,
@@ -32,25 +31,27 @@ from rope_cpu.kernels.head_vectors import (
 )
 from rope_cpu.kernels.rotate import (
     BATCH,
-    DONE,
     ELEMENT,
     ELEMENTS,
     HEAD,
-    INVALID,
+    HEAD_DIM,
+    NUMBERS,
     PAIRINGS,
     PARALLEL_FROM,
+    PART,
+    ROTARY_DIM,
     TOKEN,
-    Tile,
     View,
     are_disjoint,
     fits,
+    from_row,
     make_rotate_tile,
     overlaps_itself,
-    row_offset,
+    table_from_row,
     table_view,
     view,
 )
-from rope_cpu.kernels.vectors import address, advance, byte_pointer, call_at, pointer
+from rope_cpu.kernels.vectors import address, advance, byte_pointer, pointer
 
 # Numba's types of the cache elements for each dtype.
 CACHE_ELEMENTS = {
@@ -74,13 +75,14 @@ _VALUES = np.intp(2)
 class Step(NamedTuple):
     """The arrays of a step. Those of q, k and v are (batch, tokens, heads, width)."""
 
+    numbers: Any  # those of the rotation, as for `rotation_kernel`
     q: Any
     k: Any  # of the width of q; k and v may have no heads
     v: Any
     q_out: Any  # may be q itself
     key: Any  # (pages, page_size, heads, width); may be k if there are no slots
     value: Any
-    key_scale: Any  # float32 (pages, page_size, heads); (0, 0, 0) for other dtypes than int8
+    key_scale: Any  # float32 (pages, page_size, heads, 1); empty for other dtypes than int8
     value_scale: Any
     # int64 (batch, tokens), page · page_size + place, checked; negative: not kept. Empty: token t
     # of row n goes to page n, place t.
@@ -89,41 +91,6 @@ class Step(NamedTuple):
     # float32 (3, at least width + 1), the RMS norms of q, k and v: a factor for each element and
     # then eps, which is 0 where there is no norm; (0, 0) if there is none at all.
     norms: Any
-    block_pairs: Any  # int64 (blocks,), the number of pairs of each block of a head vector
-
-
-class Cache(NamedTuple):
-    """The cached keys or values."""
-
-    array: Any  # view (pages, page_size, heads, width)
-    scale: Any  # pointer to float32, used with int8 alone
-    scale_strides: Any  # (pages, page_size, heads)
-
-
-class TokenRotation(NamedTuple):
-    """The rotation of one token."""
-
-    cos: Any  # pointer
-    sin: Any  # pointer
-    groups: Any  # of heads that share cos and sin
-    group_stride: Any
-    itemsize: Any
-    block_pairs: Any  # pointer
-    blocks: Any
-    rotary_dim: Any
-
-
-@compile.device_function
-def _heads_of(x, row, column):
-    """Return the head vectors of a token of an array, or of a place on a page of a cache."""
-    start = advance(x.pointer, row_offset(x, row, column, 0))
-    return Heads(start, x.shape[HEAD], x.shape[ELEMENT], x.strides[HEAD], x.itemsize)
-
-
-@compile.device_function
-def cache_of(array, scale):
-    """Return the cached keys or values of an array and its scales."""
-    return Cache(view(array), pointer(scale), scale.strides)
 
 
 @compile.device_function
@@ -139,57 +106,30 @@ def _norm_of(norms, which, width, factors):
     return Norm(eps > _ZERO, factors, weight, eps)
 
 
-@compile.device_function
-def _rotation_of(table, row, token, block_pairs, rotary_dim):
-    """Return the rotation of a token; without pairs if rotary_dim is 0."""
-    offset = row_offset(table, row, token, 0)
-    return TokenRotation(
-        advance(table.cos, offset),
-        advance(table.sin, offset),
-        table.shape[HEAD],
-        table.strides[HEAD],
-        table.itemsize,
-        pointer(block_pairs),
-        block_pairs.size,
-        rotary_dim,
-    )
-
-
 # From the head vectors of one token to their place.
 
 
 def _make_write_heads(pairing: Callable[[int], Any]) -> Any:
-    """Return the device function that normalises, rotates and copies head vectors to others."""
+    """Return the device function that normalises, rotates and copies head vectors to others.
+
+    table: from the cos and sin of the token on. count: of the numbers, or 0 to rotate nothing.
+    """
     rotate_tile = make_rotate_tile(pairing)
 
     @partial(compile.device_function, variant=pairing.__name__, inline=True)
-    def write_heads(x, out, norm, rotation):
+    def write_heads(x, out, norm, table, numbers, count):
         if norm.is_given:
             write_factors(x, norm)
-        if rotation.rotary_dim > 0:
-            heads = x.count // rotation.groups
-            tile = Tile(
-                1,
-                heads,
-                0,
-                x.stride,
-                0,
-                out.stride,
-                0,
-                x.itemsize,
-                out.itemsize,
-                rotation.itemsize,
-                rotation.block_pairs,
-                rotation.blocks,
-            )
-            for group in range(rotation.groups):
+        if count > 0:
+            heads = x.shape[HEAD] // table.shape[HEAD]
+            for group in range(table.shape[HEAD]):
                 first = group * heads
-                source = advance(x.pointer, first * x.stride)
-                target = advance(out.pointer, first * out.stride)
-                cos = advance(rotation.cos, group * rotation.group_stride)
-                sin = advance(rotation.sin, group * rotation.group_stride)
-                rotate_tile(source, target, cos, sin, tile, from_head(norm, first), False)
-        copy_elements(x, out, norm, rotation.rotary_dim)
+                source = from_row(x, 0, 0, first)
+                target = from_row(out, 0, 0, first)
+                rows = table_from_row(table, 0, 0, group)
+                factors = from_head(norm, first)
+                rotate_tile(source, target, rows, 1, heads, numbers, count, factors, False)
+        copy_elements(x, out, norm, numbers[ROTARY_DIM] if count > 0 else 0)
 
     return write_heads
 
@@ -198,8 +138,8 @@ def _make_write_slot(pairing: Callable[[int], Any], write_heads: Any) -> Any:
     """Return the device function that writes the head vectors of a token to a slot."""
 
     @partial(compile.device_function, variant=pairing.__name__, inline=True)
-    def write_slot(x, cache, page, place, norm, rotation, scratch):
-        write_heads(x, _heads_of(cache.array, page, place), norm, rotation)
+    def write_slot(x, kept, scales, norm, table, numbers, count, scratch):
+        write_heads(x, kept, norm, table, numbers, count)
 
     return write_slot
 
@@ -208,12 +148,10 @@ def _make_write_slot_int8(pairing: Callable[[int], Any], write_heads: Any) -> An
     """Return the same for int8: head vectors go to scratch memory as float32, and are rounded."""
 
     @partial(compile.device_function, variant=pairing.__name__, inline=True)
-    def write_slot_int8(x, cache, page, place, norm, rotation, scratch):
+    def write_slot_int8(x, kept, scales, norm, table, numbers, count, scratch):
         rows = scratch_rows(x, scratch)
-        write_heads(x, rows, norm, rotation)
-        strides = cache.scale_strides
-        scale = advance(cache.scale, page * strides[0] + place * strides[1])
-        quantise(rows, _heads_of(cache.array, page, place), scale, strides[2], scratch)
+        write_heads(x, rows, norm, table, numbers, count)
+        quantise(rows, kept, scales, scratch)
 
     return write_slot_int8
 
@@ -225,15 +163,13 @@ write_heads: Any = None
 write_slot: Any = None
 
 
-def _append_part(step, scratch, part, parts):
-    """Write one of several equal parts of the tokens. scratch: that of `_append`."""
+def _append_part(arguments, part, parts):
+    """Write one of several equal parts of the tokens."""
+    step, scratch = arguments[0]
     table = table_view(step.cos_sin)
-    keys = cache_of(step.key, step.key_scale)
-    values = cache_of(step.value, step.value_scale)
     memory = advance(pointer(scratch), part * (scratch.size // parts) * scratch.itemsize)
-    rotary_dim = np.intp(0)
-    for block in range(step.block_pairs.size):
-        rotary_dim += 2 * step.block_pairs[block]
+    numbers = pointer(step.numbers)
+    all_blocks = step.numbers.size
     q_norm = _norm_of(step.norms, _QUERIES, step.q.shape[ELEMENT], memory)
     k_norm = _norm_of(step.norms, _KEYS, step.q.shape[ELEMENT], memory)
     v_norm = _norm_of(step.norms, _VALUES, step.v.shape[ELEMENT], memory)
@@ -244,25 +180,21 @@ def _append_part(step, scratch, part, parts):
         n = index // tokens
         token = index % tokens
         row = n if table.shape[BATCH] > 1 else 0
-        rotation = _rotation_of(table, row, token, step.block_pairs, rotary_dim)
-        q_heads = _heads_of(view(step.q), n, token)
-        write_heads(q_heads, _heads_of(view(step.q_out), n, token), q_norm, rotation)
+        rows = table_from_row(table, row, token, 0)
+        q = from_row(view(step.q), n, token, 0)
+        write_heads(q, from_row(view(step.q_out), n, token, 0), q_norm, rows, numbers, all_blocks)
         slot = step.slots[n, token] if step.slots.size > 0 else index
         if slot >= 0:
             page = slot // page_size
             place = slot % page_size
-            k_heads = _heads_of(view(step.k), n, token)
-            write_slot(k_heads, keys, page, place, k_norm, rotation, memory)
-            v_heads = _heads_of(view(step.v), n, token)
-            unrotated = _rotation_of(table, row, token, step.block_pairs, 0)
-            write_slot(v_heads, values, page, place, v_norm, unrotated, memory)
-
-
-@partial(compile.device_function, parallel=True)
-def _append_in_parallel(append_part, step, scratch, parts):
-    """Write several parts at a time."""
-    for index in prange(parts):
-        call_at(append_part, (step, scratch, np.intp(index), parts))
+            k = from_row(view(step.k), n, token, 0)
+            key = from_row(view(step.key), page, place, 0)
+            key_scale = from_row(view(step.key_scale), page, place, 0)
+            write_slot(k, key, key_scale, k_norm, rows, numbers, all_blocks, memory)
+            v = from_row(view(step.v), n, token, 0)
+            value = from_row(view(step.value), page, place, 0)
+            value_scale = from_row(view(step.value_scale), page, place, 0)
+            write_slot(v, value, value_scale, v_norm, rows, numbers, np.intp(0), memory)
 
 
 @compile.device_function
@@ -289,27 +221,7 @@ def _memory_of(x):
 
 
 @compile.device_function
-def _are_apart(x, y):
-    """Return True if two arrays certainly share no element; one may have no heads."""
-    return x.shape[HEAD] == 0 or y.shape[HEAD] == 0 or are_disjoint(x, y)
-
-
-@compile.device_function
-def _scale_is_apart(scale, others):
-    """Return True if the scales of a cache certainly share no element with the other arrays."""
-    if scale.size == 0:
-        return True
-    shape = (scale.shape[0], scale.shape[1], scale.shape[2], np.intp(1))
-    strides = (scale.strides[0], scale.strides[1], scale.strides[2], scale.itemsize)
-    x = View(byte_pointer(pointer(scale)), shape, strides, scale.itemsize)
-    for other in others:  # noqa: SIM110 - Numba compiles no `all` over a generator
-        if not _are_apart(x, other):
-            return False
-    return True
-
-
-@compile.device_function
-def _fits_cache(x, cache, q, q_out, in_order):
+def _fits_cache(x, cache, q, in_order):
     """Return True if the keys or values of a step can be written to their cache.
 
     in_order: token t of batch row n goes to page n, place t. Then the cache may be x itself,
@@ -321,8 +233,6 @@ def _fits_cache(x, cache, q, q_out, in_order):
         return False
     if x.strides[ELEMENT] != x.itemsize or cache.strides[ELEMENT] != cache.itemsize:
         return False
-    if not _are_apart(cache, q) or not _are_apart(cache, q_out) or not _are_apart(q_out, x):
-        return False
     if in_order:
         if cache.shape[BATCH] != x.shape[BATCH] or cache.shape[TOKEN] != x.shape[TOKEN]:
             return False
@@ -330,14 +240,16 @@ def _fits_cache(x, cache, q, q_out, in_order):
             return False
         if address(x.pointer) == address(cache.pointer) and x.strides == cache.strides:
             return True
-    return _are_apart(cache, x)
+    return are_disjoint(cache, x)
 
 
 @compile.device_function
-def _all_fit(inputs, outputs, slots, table, head_dim):
-    """Return True if all arrays fit each other, and if none that is written shares memory."""
-    q, k, v = inputs
-    q_out, key, value = outputs
+def _all_fit(arrays, keys, values, slots, table, head_dim):
+    """Return True if all arrays fit each other, and if none that is written shares memory.
+
+    keys, values: of the cache, and their scales.
+    """
+    q, k, v, q_out = arrays
     in_order = slots.size == 0
     if not fits(q, q_out, table, head_dim):
         return False
@@ -345,13 +257,20 @@ def _all_fit(inputs, outputs, slots, table, head_dim):
         return False
     if k.shape[HEAD] > 0 and (k.shape[ELEMENT] != head_dim or k.shape[HEAD] % table.shape[HEAD]):
         return False
-    if not _fits_cache(k, key, q, q_out, in_order) or not _fits_cache(v, value, q, q_out, in_order):
-        return False
-    return _are_apart(key, v) and _are_apart(value, k)
+    for x, other, (kept, scales) in ((k, v, keys), (v, k, values)):
+        if not _fits_cache(x, kept, q, in_order) or not are_disjoint(q_out, x):
+            return False
+        for written in (kept, scales):
+            for array in (q, q_out, other):
+                if not are_disjoint(written, array):
+                    return False
+        if not are_disjoint(scales, x):
+            return False
+    return True
 
 
 def _append(
-    append_part,
+    numbers,
     q,
     k,
     v,
@@ -363,38 +282,29 @@ def _append(
     slots,
     cos_sin,
     norms,
-    block_pairs,
-    head_dim,
     threads,
 ):
     """Write q to q_out, and k and v to their slots; see `append_kernel`."""
     table = table_view(cos_sin)
-    inputs = (_memory_of(q), _memory_of(k), _memory_of(v))
-    outputs = (_memory_of(q_out), _memory_of(key), _memory_of(value))
-    if not _all_fit(inputs, outputs, slots, table, head_dim):
-        return INVALID
-    for scale in (key_scale, value_scale):
-        if not _scale_is_apart(scale, (*inputs, outputs[0])):
-            return INVALID
-    step = Step(
-        q, k, v, q_out, key, value, key_scale, value_scale, slots, cos_sin, norms, block_pairs
-    )
-    parts = threads if q.size + k.size + v.size >= PARALLEL_FROM else 1
-    # Of all parts, in one array: what a part raised inside a prange would be lost.
+    arrays = (_memory_of(q), _memory_of(k), _memory_of(v), _memory_of(q_out))
+    keys = (_memory_of(key), _memory_of(key_scale))
+    values = (_memory_of(value), _memory_of(value_scale))
+    if not _all_fit(arrays, keys, values, slots, table, numbers[HEAD_DIM]):
+        return False
+    step = Step(numbers, q, k, v, q_out, key, value, key_scale, value_scale, slots, cos_sin, norms)
+    parts = threads if q.size + k.size + v.size >= PARALLEL_FROM else np.intp(1)
     scratch = np.empty(parts * _scratch_size(step), np.float32)
-    if parts > 1:
-        _append_in_parallel(append_part, step, scratch, parts)
-    else:
-        call_at(append_part, (step, scratch, np.intp(0), np.intp(1)))
-    return DONE
+    compile.run_parts(numbers[PART], (step, scratch), parts)
+    return scratch.size >= 0  # Numba frees an array after its last use
 
 
 def _step_types(dtype: str, cache_dtype: str) -> Step:
     """Return Numba's types of the arrays of a step."""
     x = types.Array(ELEMENTS[dtype][0], 4, "A", readonly=True, aligned=False)
     kept = types.Array(CACHE_ELEMENTS[cache_dtype], 4, "A", aligned=False)
-    scale = types.Array(types.float32, 3, "A", aligned=False)
+    scale = types.Array(types.float32, 4, "A", aligned=False)
     return Step(
+        numbers=NUMBERS,
         q=x,
         k=x,
         v=x,
@@ -406,7 +316,6 @@ def _step_types(dtype: str, cache_dtype: str) -> Step:
         slots=types.Array(types.int64, 2, "A", readonly=True, aligned=False),
         cos_sin=types.Array(types.float32, 5, "A", readonly=True),
         norms=types.Array(types.float32, 2, "C", readonly=True),
-        block_pairs=types.Array(types.int64, 1, "C", readonly=True),
     )
 
 
@@ -423,7 +332,9 @@ def append_part(dtype: str, cache_dtype: str, pairing: str) -> Any:
     return compile.compile_part(
         _append_part,
         f"append_part_{dtype}_{cache_dtype}_{pairing}",
-        (step, scratch, types.intp, types.intp),
+        types.Tuple((step, scratch)),
+        # int8 takes 1.03 of the time at level 1.
+        level=3 if cache_dtype == "int8" else 1,
         write_heads=write_heads,
         write_slot=make_write_slot(PAIRINGS[pairing], write_heads),
     )
@@ -433,14 +344,12 @@ def append_part(dtype: str, cache_dtype: str, pairing: str) -> Any:
 def append_kernel(dtype: str, cache_dtype: str) -> Any:
     """Return the compiled kernel from inputs of one dtype to caches of one dtype.
 
-    It returns `DONE`, or `INVALID` with nothing written if the arrays do not pass its checks. Its
+    It returns True, or False with nothing written if the arrays do not pass its checks. Its
     arguments:
 
-    - append_part: the address of the part for a pairing;
     - the arrays of a `Step`, in their order: a call for one token takes 3.6 µs with each as an
       argument, 4.1 by keyword, and 4.9 with all in a tuple;
-    - head_dim: elements of a head vector;
     - threads: maximum number of threads.
     """
-    signature = (types.intp, *_step_types(dtype, cache_dtype), types.intp, types.intp)
+    signature = (*_step_types(dtype, cache_dtype), types.intp)
     return compile.compile_kernel(_append, f"append_{dtype}_{cache_dtype}", signature)

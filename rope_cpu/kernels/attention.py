@@ -13,16 +13,16 @@ from math import factorial, log
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import carray, from_dtype, prange, types
+from numba import carray, from_dtype, types
 
 from rope_cpu.kernels import compile
-from rope_cpu.kernels.append import CACHE_ELEMENTS, cache_of
+from rope_cpu.kernels.append import CACHE_ELEMENTS
+from rope_cpu.kernels.rotate import ELEMENT, TOKEN, row_offset, view
 from rope_cpu.kernels.vectors import (
     ALIGNMENT,
     address,
     advance,
     byte_pointer,
-    call_at,
     has_feature,
     joined,
     load,
@@ -88,7 +88,8 @@ class Step(NamedTuple):
 class _Vectors(NamedTuple):
     """The cached keys or values of one head in a range."""
 
-    cached: Any
+    cached: Any  # view (pages, page_size, heads, width)
+    scale: Any  # view (pages, page_size, heads, 1)
     offsets: Any  # int64 (RANGE,), in bytes
     scales: Any  # float32 (RANGE,)
 
@@ -150,34 +151,34 @@ def _tanh(x):
 def _locate(vectors, pages, head, start, stop):
     """Write the offsets and scales of the keys start … stop − 1 of a sequence, or of values."""
     cached = vectors.cached
-    strides = cached.array.strides
-    steps = cached.scale_strides
-    page_size = cached.array.shape[1]
+    page_size = cached.shape[TOKEN]
     index = start
     while index < stop:
         page = pages[index // page_size]
         place = index % page_size
         count = min(page_size - place, stop - index)
-        offset = page * strides[0] + place * strides[1] + head * strides[2]
-        scale = advance(cached.scale, page * steps[0] + place * steps[1] + head * steps[2])
+        offset = row_offset(cached, page, place, head)
+        scale = advance(vectors.scale.pointer, row_offset(vectors.scale, page, place, head))
         for n in range(count):
-            vectors.offsets[index % RANGE + n] = offset + n * strides[1]
-            if cached.array.itemsize == 1:
-                vectors.scales[index % RANGE + n] = advance(scale, n * steps[1])[0]
+            vectors.offsets[index % RANGE + n] = offset + n * cached.strides[TOKEN]
+            if cached.itemsize == 1:
+                vectors.scales[index % RANGE + n] = advance(
+                    scale, n * vectors.scale.strides[TOKEN]
+                )[0]
         index += count
 
 
 @compile.device_function
 def _vector(vectors, j, stop):
     """Return the pointer to key or value j of a range, or the last one, stop − 1, if it is less."""
-    return advance(vectors.cached.array.pointer, vectors.offsets[min(j, stop - 1)])
+    return advance(vectors.cached.pointer, vectors.offsets[min(j, stop - 1)])
 
 
 @compile.device_function
 def _prefetch(vectors, j, stop):
     """Load the cache lines of a key or value, of 64 bytes each, ahead of its use."""
     start = _vector(vectors, j, stop)
-    size = vectors.cached.array.shape[3] * vectors.cached.array.itemsize
+    size = vectors.cached.shape[ELEMENT] * vectors.cached.itemsize
     for line in range(-(address(start) % 64), size, 64):
         prefetch(advance(start, line))
 
@@ -338,7 +339,7 @@ def _add_values(weights, values, seen, sums):
     seen: for each query where its values start and stop. A value outside is not multiplied by a
     weight of 0: it may be NaN.
     """
-    width = values.cached.array.shape[3]
+    width = values.cached.shape[ELEMENT]
     for row in range(len(seen)):
         sums[row, :width] = 0
         _add_to_one(weights[row], values, seen[row, 0], _common(seen, row)[0], sums[row])
@@ -430,13 +431,14 @@ def _scratch_of(step, part):
     seen = carray(memory, (step.rows, 2), np.int64)
     scales[:] = 1
     q[:] = 0
-    keys = _Vectors(cache_of(step.key, step.key_scale), offsets[0], scales[0])
-    values = _Vectors(cache_of(step.value, step.value_scale), offsets[1], scales[1])
+    keys = _Vectors(view(step.key), view(step.key_scale), offsets[0], scales[0])
+    values = _Vectors(view(step.value), view(step.value_scale), offsets[1], scales[1])
     return _Scratch(q, keys, values, scores, seen, added)
 
 
-def _attend_part(step, part, parts):
+def _attend_part(arguments, part, parts):
     """Write the states of one of several parts of the items and key heads."""
+    step = Step(*arguments[0])
     kv_heads = step.key.shape[2]
     shared = step.q.shape[1] // kv_heads
     scratch = _scratch_of(step, part)
@@ -462,8 +464,9 @@ def _attend_part(step, part, parts):
                     _merge(state, added)
 
 
-def _finish_part(step, part, parts):
+def _finish_part(arguments, part, parts):
     """Write the results of some tokens."""
+    step = Step(*arguments[0])
     for turn in range((len(step.out) - part + parts - 1) // parts):
         token = part + turn * parts
         first = step.first_states[token]
@@ -477,29 +480,19 @@ def _finish_part(step, part, parts):
             _write_scaled(state, kept / total, step.out[token, head])
 
 
-@partial(compile.device_function, parallel=True)
-def _run_in_parallel(function, step, parts):
-    for part in prange(parts):
-        call_at(function, (step, np.intp(part), parts))
-
-
 PARTS = {"attend": _attend_part, "finish": _finish_part}
 
 
 def _attend(attend, finish, arguments, parts):
     """Write the results; see `attention_kernel`."""
-    step = Step(*arguments)
     for function in (attend, finish):
-        if parts > 1:
-            _run_in_parallel(function, step, parts)
-        else:
-            call_at(function, (step, np.intp(0), parts))
+        compile.run_parts(function, arguments, parts)
 
 
 def _step_types(dtype: str) -> Step:
     """Return Numba's types of a step."""
     cached = types.Array(CACHE_ELEMENTS[dtype], 4, "A", readonly=True, aligned=False)
-    scale = types.Array(types.float32, 3, "A", readonly=True, aligned=False)
+    scale = types.Array(types.float32, 4, "A", readonly=True, aligned=False)
     return Step(
         q=types.Array(types.float32, 3, "C", readonly=True, aligned=False),
         scale=types.float32,
@@ -522,9 +515,8 @@ def _step_types(dtype: str) -> Step:
 @cache
 def attention_part(dtype: str, name: str) -> Any:
     """Return a compiled part of the kernel for caches of a dtype; name: a key of `PARTS`."""
-    step = types.NamedTuple(_step_types(dtype), Step)
-    signature = (step, types.intp, types.intp)
-    return compile.compile_part(PARTS[name], f"attention_{name}_{dtype}", signature)
+    step = types.Tuple(_step_types(dtype))
+    return compile.compile_part(PARTS[name], f"attention_{name}_{dtype}", step)
 
 
 @cache

@@ -1,7 +1,8 @@
-"""Compilation of kernels: by Numba, on first use, for one signature each, cached on disk."""
+"""Compilation of kernels and their parts: by Numba, on first use, cached on disk."""
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 import os
@@ -10,25 +11,27 @@ import threading
 import warnings
 from collections.abc import Callable, Set
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-from numba import config, njit
+import numpy as np
+from numba import config, njit, prange, types
 
 from rope_cpu.kernels import threads
+from rope_cpu.kernels.vectors import address, call_part, stored
 
 # Numba's cache notices a change in the file of a kernel, but not in the other files whose functions
-# the kernel calls, nor that a process of one thread has loops instead of `prange`. A hash of all
-# sources and of the latter is therefore a part of every kernel's name. PyInstaller leaves no folder
-# of sources, and Numba caches nothing then.
+# the kernel calls, nor that a process of one thread has loops instead of `prange`, nor the level of
+# LLVM's optimisation. A hash of all sources and of the latter two is therefore a part of every
+# kernel's name. PyInstaller leaves no folder of sources, and Numba caches nothing then.
 _FOLDER = resources.files(__package__)
 _SOURCES = {file.name: file for file in _FOLDER.iterdir()} if _FOLDER.is_dir() else {}
 _VERSION = hashlib.sha256(
     b"".join(_SOURCES[name].read_bytes() for name in sorted(_SOURCES) if name.endswith(".py"))
-    + (b"parallel" if threads.PARALLEL else b"serial")
+    + f"{threads.PARALLEL} {config.OPT}".encode()
 )
 
 # Options of Numba for kernels, which Python calls, and for parts of them, which kernels call.
@@ -39,7 +42,7 @@ _CACHE_FILES = f"*_{'[0-9a-f]' * 16}-*.nb[ic]"  # those of kernels of any versio
 
 _logger = logging.getLogger("rope_cpu")
 _warned: set[str | None] = set()  # the cache folders that a warning has named
-_cache_setting = threading.Lock()
+_numba_setting = threading.Lock()
 
 
 def device_function(
@@ -78,39 +81,55 @@ def device_function(
     )(function)
 
 
-def compile_kernel(
-    function: Callable[..., Any], name: str, signature: tuple[Any, ...], **functions: Any
-) -> Any:
+def compile_kernel(function: Callable[..., Any], name: str, signature: tuple[Any, ...]) -> Any:
     """Compile a kernel under a name of its own, or load it from the cache.
 
-    Numba's cache identifies kernels by qualified name, signature and bytecode, and cannot store a
-    closure over compiled functions. Each kernel is therefore a copy of a plain function, with a
-    name of its own and with the functions that differ as its globals.
-
-    functions: the globals of the copy that differ from those of `function`, by name. Raises
-    RuntimeError if NUMBA_DISABLE_JIT is set, ValueError for a wrong variable about threads.
+    Raises RuntimeError if NUMBA_DISABLE_JIT is set, ValueError for a wrong variable about threads.
     """
     threads.read_variables()
     threads.load_tbb()
-    dispatcher = _compile_or_load(
-        _named_copy(function, name, functions), signature, _KERNEL_OPTIONS
-    )
+    dispatcher = _compile_or_load(_named_copy(function, name), signature, _KERNEL_OPTIONS)
     threads.check_layer()
     dispatcher.disable_compile()
     return dispatcher
 
 
 def compile_part(
-    function: Callable[..., Any], name: str, signature: tuple[Any, ...], **functions: Any
+    function: Callable[..., Any], name: str, arguments: types.Type, level: int = 1, **functions: Any
 ) -> Any:
-    """Compile a function that kernels call by its address; arguments as for `compile_kernel`.
+    """Compile a function that kernels call by its address, for arguments of a type.
 
     Numba optimises the code of a function again in each function that it is linked into, and a
     prange has four wrappers: with their parts linked, the kernels of caches took up to twice as
     long to compile. A part returns nothing, and it neither raises nor allocates: what is raised
     inside a prange is lost. Its caller allocates the memory that it needs.
+
+    level: of LLVM's optimisation. Level 1 takes half the time, and the code of most parts is as
+    fast. functions: the globals of the compiled copy that differ from those of `function`, by name.
     """
-    return _compile_or_load(_named_copy(function, name, functions), signature, _PART_OPTIONS)
+    signature = (types.CPointer(arguments), types.intp, types.intp)
+    copy = _named_copy(function, name, **functions)
+    return _compile_or_load(copy, signature, _PART_OPTIONS, level)
+
+
+@partial(device_function, parallel=True)
+def _run_in_parallel(part, arguments, parts):
+    for index in prange(parts):
+        call_part(part, arguments, np.intp(index), parts)
+
+
+@partial(device_function, inline=True)
+def run_parts(part, arguments, parts):
+    """Call a part, by its address, once for each of several threads with a pointer to arguments.
+
+    Numba does not see that parts use the arrays in the arguments. One that the kernel has made must
+    be used after this call.
+    """
+    start = address(stored(arguments))
+    if parts > 1:
+        _run_in_parallel(part, start, parts)
+    else:
+        call_part(part, start, np.intp(0), parts)
 
 
 @cache
@@ -133,7 +152,7 @@ def clear_cache() -> dict[Path, list[int]]:
     """
     _check_compiler()
     folders = [Path(__file__).parent / "__pycache__"]
-    function = njit(_named_copy(lambda: None, "none", {}))
+    function = njit(_named_copy(lambda: None, "none"))
     with suppress(OSError, RuntimeError):  # no folder can be written
         _enable_cache(function)
         folders.insert(0, Path(function.stats.cache_path))
@@ -151,8 +170,12 @@ def _delete_kernels(folder: Path) -> list[int]:
     return sizes
 
 
-def _named_copy(function: Callable[..., Any], name: str, functions: dict[str, Any]) -> FunctionType:
-    """Return a copy of a function with a name of its own and with other globals."""
+def _named_copy(function: Callable[..., Any], name: str, **functions: Any) -> FunctionType:
+    """Return a copy of a function with a name of its own and with other globals.
+
+    Numba's cache identifies functions by qualified name, signature and bytecode, and cannot store a
+    closure over compiled functions.
+    """
     code = _code_in_file(function.__code__)
     copy = FunctionType(code, {**function.__globals__, **functions}, name)
     copy.__module__ = function.__module__
@@ -172,7 +195,7 @@ def _code_in_file(code: CodeType) -> CodeType:
 
 
 def _compile_or_load(
-    kernel: FunctionType, signature: tuple[Any, ...], options: dict[str, Any]
+    kernel: FunctionType, signature: tuple[Any, ...], options: dict[str, Any], level: int = 3
 ) -> Any:
     """Return the compiled dispatcher of a function, from the cache on disk if possible.
 
@@ -189,15 +212,34 @@ def _compile_or_load(
         folder = Path(cached.stats.cache_path)
         if not any(folder.glob(f"*{kernel.__qualname__}-*")):
             _log_once(str(folder))
-        cached.compile(signature)
+        _compile(cached, signature, level)
         return cached
     except MemoryError:
         raise
     except Exception as error:
         uncached = njit(**options)(kernel)
-        uncached.compile(signature)
+        _compile(uncached, signature, level)
         _warn_once(cached.stats.cache_path, error)
         return uncached
+
+
+def _compile(dispatcher: Any, signature: tuple[Any, ...], level: int) -> None:
+    """Compile or load a function at a level of LLVM's optimisation, or at the user's if it is less.
+
+    The garbage collector rests meanwhile: it finds little in the compiler's objects, which it would
+    visit for a tenth of the time.
+    """
+    with _numba_setting:
+        usual = config.OPT
+        collects = gc.isenabled()
+        config.OPT = type(usual)(min(level, usual))
+        gc.disable()
+        try:
+            dispatcher.compile(signature)
+        finally:
+            config.OPT = usual
+            if collects:
+                gc.enable()
 
 
 def _check_compiler() -> None:
@@ -220,7 +262,7 @@ def _enable_cache(dispatcher: Any) -> None:
     another library that is decorated in another thread meanwhile, for 0.1 ms, is cached in this
     folder too, and compiled once more by the next process.
     """
-    with _cache_setting:
+    with _numba_setting:
         if config.CACHE_DIR or config.CACHE_LOCATOR_CLASSES:
             dispatcher.enable_caching()
             return

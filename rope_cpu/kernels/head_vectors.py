@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rope_cpu.kernels import compile
+from rope_cpu.kernels.rotate import ELEMENT, HEAD, View, make_load_normalised
 from rope_cpu.kernels.vectors import (
     advance,
     lane_sum,
@@ -45,17 +46,7 @@ _SMALLEST_QUANTISED = np.float32(2.0**-120)
 
 
 # The device functions of a token take pointers, not arrays: counting references to arrays would
-# take longer than the rotation of a token.
-
-
-class Heads(NamedTuple):
-    """The head vectors of one token, in an array or in scratch memory."""
-
-    pointer: Any
-    count: Any
-    width: Any
-    stride: Any  # bytes from one head to the next
-    itemsize: Any
+# take longer than the rotation of a token. Those of a token are views of arrays from that token on.
 
 
 class Norm(NamedTuple):
@@ -72,27 +63,6 @@ def from_head(norm, head):
     """Return the norm of the heads from `head` on."""
     factors = advance(norm.factors, head * _FLOAT32_BYTES)
     return Norm(norm.is_given, factors, norm.weight, norm.eps)
-
-
-def make_load_normalised(lanes: int) -> Any:
-    """Return the device function that loads elements of a head vector and normalises them.
-
-    It loads elements from i on of a part of head vector `head`; x: pointer to the part. norm: a
-    `Norm`, or None, for which Numba compiles the load alone. element: the place of the first one in
-    the whole head vector, and so of its weight.
-    """
-
-    @partial(compile.device_function, variant=f"{lanes}", inline=True)
-    def load_normalised(x, i, norm, head, element):
-        elements = load(x, i, lanes)
-        if norm is None:
-            return elements
-        if norm.is_given:
-            scaled = elements * splat(norm.factors[head], lanes)
-            elements = scaled * load(norm.weight, element, lanes)
-        return elements
-
-    return load_normalised
 
 
 @compile.device_function
@@ -117,11 +87,12 @@ def _sum_of_squares(x, width):
 @compile.device_function
 def write_factors(x, norm):
     """Write the factors of the head vectors of a token."""
-    for head in range(x.count):
-        norm.factors[head] = _sum_of_squares(advance(x.pointer, head * x.stride), x.width)
+    for head in range(x.shape[HEAD]):
+        row = advance(x.pointer, head * x.strides[HEAD])
+        norm.factors[head] = _sum_of_squares(row, x.shape[ELEMENT])
     # A loop of its own, since LLVM vectorises it: divisions and roots are slow.
-    for head in range(x.count):
-        mean = norm.factors[head] / np.float32(x.width)
+    for head in range(x.shape[HEAD]):
+        mean = norm.factors[head] / np.float32(x.shape[ELEMENT])
         norm.factors[head] = _ONE / np.sqrt(mean + norm.eps)
 
 
@@ -142,13 +113,13 @@ def _make_over_elements(operation: Callable[[int], Any]) -> Any:
 
     @partial(compile.device_function, variant=operation.__name__)
     def over_elements(x, out, operand, first):
-        stop_64 = first + ((x.width - first) & -64)
-        stop_8 = first + ((x.width - first) & -8)
+        stop_64 = first + ((x.shape[ELEMENT] - first) & -64)
+        stop_8 = first + ((x.shape[ELEMENT] - first) & -8)
         for i in range(first, stop_64, 64):
             by_64(x, out, operand, i)
         for i in range(stop_64, stop_8, 8):
             by_8(x, out, operand, i)
-        for i in range(stop_8, x.width):
+        for i in range(stop_8, x.shape[ELEMENT]):
             by_1(x, out, operand, i)
 
     return over_elements
@@ -162,10 +133,10 @@ def _copy(lanes: int) -> Any:
     def copy(x, out, norm, i):
         source = x.pointer
         target = out.pointer
-        for head in range(x.count):
+        for head in range(x.shape[HEAD]):
             store(target, i, load_normalised(source, i, norm, head, i), False)
-            source = advance(source, x.stride)
-            target = advance(target, out.stride)
+            source = advance(source, x.strides[HEAD])
+            target = advance(target, out.strides[HEAD])
 
     return copy
 
@@ -177,10 +148,10 @@ def _round(lanes: int) -> Any:
     def round_elements(x, out, factors, i):
         source = x.pointer
         target = out.pointer
-        for head in range(x.count):
+        for head in range(x.shape[HEAD]):
             store_int8(target, i, load(source, i, lanes) * splat(factors[head], lanes))
-            source = advance(source, x.stride)
-            target = advance(target, out.stride)
+            source = advance(source, x.strides[HEAD])
+            target = advance(target, out.strides[HEAD])
 
     return round_elements
 
@@ -192,8 +163,9 @@ _round_elements = _make_over_elements(_round)
 @compile.device_function
 def scratch_rows(x, scratch):
     """Return the part of the scratch memory that holds the head vectors of a token."""
-    start = advance(scratch, x.count * _FLOAT32_BYTES)
-    return Heads(start, x.count, x.width, x.width * _FLOAT32_BYTES, _FLOAT32_BYTES)
+    start = advance(scratch, x.shape[HEAD] * _FLOAT32_BYTES)
+    strides = (0, 0, x.shape[ELEMENT] * _FLOAT32_BYTES, _FLOAT32_BYTES)
+    return View(start, x.shape, strides, _FLOAT32_BYTES)
 
 
 @compile.device_function
@@ -214,16 +186,18 @@ def _largest_magnitude(x, width):
 
 
 @compile.device_function
-def quantise(x, out, scale, scale_stride, inverse_scales):
+def quantise(x, out, scales, inverse_scales):
     """Write float32 head vectors as int8 with scales max|x| / 127, rounded to nearest even.
 
     Below `_SMALLEST_QUANTISED` the scale is 0. A head vector that holds NaN or infinity gets the
     scale NaN, so that all of it reads as NaN. inverse_scales: pointer to float32, scratch memory
     for a number for each head: its largest magnitude, and then 127 over it.
     """
-    for head in range(x.count):  # the largest magnitude at first
-        inverse_scales[head] = _largest_magnitude(advance(x.pointer, head * x.stride), x.width)
-    for head in range(x.count):
+    scale = scales.pointer
+    for head in range(x.shape[HEAD]):  # the largest magnitude at first
+        row = advance(x.pointer, head * x.strides[HEAD])
+        inverse_scales[head] = _largest_magnitude(row, x.shape[ELEMENT])
+    for head in range(x.shape[HEAD]):
         largest = inverse_scales[head]
         inverse_scales[head] = _ZERO
         if largest < _SMALLEST_QUANTISED:
@@ -233,5 +207,5 @@ def quantise(x, out, scale, scale_stride, inverse_scales):
             inverse_scales[head] = _LARGEST_INT8 / largest
         else:
             scale[0] = _NAN
-        scale = advance(scale, scale_stride)
+        scale = advance(scale, scales.strides[HEAD])
     _round_elements(x, out, inverse_scales, 0)

@@ -4,7 +4,7 @@ The functions from the inside out:
 
 - `half_split` and `interleaved` make the device function that rotates some pairs of a tile, which
   is a run of tokens and heads;
-- `_make_rotate_part` makes the loop over the tiles of one part of an array, the work of a thread;
+- `_rotate_part` is the loop over the tiles of one part of the arrays, the work of a thread;
 - `_rotate` is the entry point: it checks the arrays and splits the work between threads.
 
 Arrays are (batch, tokens, heads, head_dim) with a contiguous last axis; strides are in bytes.
@@ -14,14 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from math import gcd
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import prange, types
+from numba import types
 
 from rope_cpu.kernels import compile
-from rope_cpu.kernels.head_vectors import make_load_normalised
 from rope_cpu.kernels.vectors import (
     ALIGNMENT,
     address,
@@ -31,14 +29,10 @@ from rope_cpu.kernels.vectors import (
     load,
     muladd,
     pointer,
+    splat,
     store,
     swapped,
 )
-
-# The statuses that a kernel returns. INVALID: the arrays did not pass its checks, and nothing was
-# written.
-DONE = 0
-INVALID = 1
 
 # Numba's types of the array elements, and of cos and sin, for each dtype. 16-bit floats are passed
 # as the integers of their bits: int16 stands for float16 and uint16 for bfloat16.
@@ -48,6 +42,8 @@ ELEMENTS = {
     "float16": (types.int16, types.float32),
     "bfloat16": (types.uint16, types.float32),
 }
+
+NUMBERS = types.Array(types.int64, 1, "C", readonly=True)
 
 # Minimum number of elements for several threads. With 40 heads of 128, two threads took as long as
 # one for 16 tokens, and 0.8 to 0.9 of its time for 32; beside two busy processes, 1.1 of it.
@@ -59,6 +55,15 @@ BATCH = 0
 TOKEN = 1
 HEAD = 2
 ELEMENT = 3
+
+# The numbers of a rotation, in one array of int64, since each argument takes a call 20 ns: the
+# address of the part of the kernel, the width of head vectors and of their rotated part, the size
+# of the last-level cache in bytes, and from `BLOCKS` on the number of pairs of each block.
+PART = 0
+HEAD_DIM = 1
+ROTARY_DIM = 2
+CACHE_BYTES = 3
+BLOCKS = 4
 
 
 class View(NamedTuple):
@@ -80,29 +85,49 @@ class Table(NamedTuple):
     itemsize: Any
 
 
-class Tile(NamedTuple):
-    """A run of tokens and heads that one call of a device function rotates."""
+class Step(NamedTuple):
+    """What a thread needs for its part of a rotation, without arrays, whose references would count.
 
-    tokens: Any
-    heads: Any
-    token_stride: Any
-    head_stride: Any
-    out_token_stride: Any
-    out_head_stride: Any
-    table_token_stride: Any
-    itemsize: Any
-    out_itemsize: Any
-    table_itemsize: Any
-    block_pairs: Any  # pointer to the number of pairs of each block
-    blocks: Any
+    k and k_out are rotated if arrays is 2.
+    """
+
+    q: Any  # view
+    k: Any
+    q_out: Any
+    k_out: Any
+    table: Any
+    numbers: Any  # pointer
+    count: Any  # of the numbers
+    arrays: Any
 
 
-# Device functions that rotate `lanes` pairs of a tile, from pair i of a block on. A block is a run
-# of elements of a head vector within which pairs are formed. x, out: pointers to the block in the
-# tile's first token and head. cos, sin: pointers to the block's pairs of that token. pairs: the
-# number of pairs of the block. norm: a `Norm` that is applied before, to a tile of one token, or
-# None. first: the place of the block's first element in the head vector. nontemporal: whether
-# results are stored past the caches.
+def make_load_normalised(lanes: int) -> Any:
+    """Return the device function that loads elements of a head vector and normalises them.
+
+    It loads elements from i on of a part of head vector `head`; x: pointer to the part. norm: a
+    `Norm`, or None, for which Numba compiles the load alone. element: the place of the first one in
+    the whole head vector, and so of its weight.
+    """
+
+    @partial(compile.device_function, variant=f"{lanes}", inline=True)
+    def load_normalised(x, i, norm, head, element):
+        elements = load(x, i, lanes)
+        if norm is None:
+            return elements
+        if norm.is_given:
+            elements = (
+                elements * splat(norm.factors[head], lanes) * load(norm.weight, element, lanes)
+            )
+        return elements
+
+    return load_normalised
+
+
+# Device functions that rotate `lanes` pairs of a run of tokens and heads, from pair i of a block
+# on. A block is a run of elements of a head vector within which pairs are formed. x, out, table:
+# from the first head vector on, and from its cos and sin on. first: the place of the block's first
+# element in a head vector. pairs: the number of pairs of the block. norm: a `Norm` that is applied
+# before, to one token, or None. nontemporal: whether results are stored past the caches.
 
 
 def half_split(lanes: int) -> Any:
@@ -110,24 +135,21 @@ def half_split(lanes: int) -> Any:
     load_normalised = make_load_normalised(lanes)
 
     @partial(compile.device_function, variant=f"half_{lanes}")
-    def rotate(x, out, cos, sin, i, pairs, tile, norm, first, nontemporal):
-        for _ in range(tile.tokens):
-            c = load(cos, i, lanes)
-            s = load(sin, i, lanes)
-            row = x
-            out_row = out
-            for head in range(tile.heads):
-                a = load_normalised(row, i, norm, head, first + i)
-                b = load_normalised(row, i + pairs, norm, head, first + i + pairs)
+    def rotate(x, out, table, tokens, heads, first, pairs, i, norm, nontemporal):
+        place = first + i
+        for token in range(tokens):
+            c = load(advance(table.cos, token * table.strides[TOKEN]), first // 2 + i, lanes)
+            s = load(advance(table.sin, token * table.strides[TOKEN]), first // 2 + i, lanes)
+            row = advance(x.pointer, token * x.strides[TOKEN] + place * x.itemsize)
+            out_row = advance(out.pointer, token * out.strides[TOKEN] + place * out.itemsize)
+            for head in range(heads):
+                a = load_normalised(row, 0, norm, head, place)
+                b = load_normalised(row, pairs, norm, head, place + pairs)
                 # Vectors have no negation, which a·c − b·s as `muladd` would need.
-                store(out_row, i, a * c - b * s, nontemporal)
-                store(out_row, i + pairs, muladd(b, c, a * s), nontemporal)
-                row = advance(row, tile.head_stride)
-                out_row = advance(out_row, tile.out_head_stride)
-            x = advance(x, tile.token_stride)
-            out = advance(out, tile.out_token_stride)
-            cos = advance(cos, tile.table_token_stride)
-            sin = advance(sin, tile.table_token_stride)
+                store(out_row, 0, a * c - b * s, nontemporal)
+                store(out_row, pairs, muladd(b, c, a * s), nontemporal)
+                row = advance(row, x.strides[HEAD])
+                out_row = advance(out_row, out.strides[HEAD])
 
     return rotate
 
@@ -135,55 +157,36 @@ def half_split(lanes: int) -> Any:
 def interleaved(lanes: int) -> Any:
     """Return the device function that rotates `lanes` of the pairs (2i, 2i + 1).
 
-    In vectors: (a, b)·(cos, cos) + (b, a)·(−sin, sin).
+    In vectors: (a, b)·(cos, cos) + (b, a)·(−sin, sin). 64 pairs as one vector need more registers
+    than there are: float32 took 1.2 to 1.4 times as long. Two vectors of 32 share the loops.
     """
-    elements = 2 * lanes
-    load_normalised = make_load_normalised(elements)
-    load_normalised_64 = make_load_normalised(64)
+    low_lanes = min(lanes, 32)
+    load_normalised = make_load_normalised(2 * low_lanes)
 
     @partial(compile.device_function, variant=f"interleaved_{lanes}")
-    def rotate(x, out, cos, sin, i, pairs, tile, norm, first, nontemporal):
-        for _ in range(tile.tokens):
-            c = doubled(load(cos, i, lanes))
-            s = even_negated(doubled(load(sin, i, lanes)))
-            row = x
-            out_row = out
-            for head in range(tile.heads):
-                ab = load_normalised(row, 2 * i, norm, head, first + 2 * i)
-                store(out_row, 2 * i, muladd(ab, c, swapped(ab) * s), nontemporal)
-                row = advance(row, tile.head_stride)
-                out_row = advance(out_row, tile.out_head_stride)
-            x = advance(x, tile.token_stride)
-            out = advance(out, tile.out_token_stride)
-            cos = advance(cos, tile.table_token_stride)
-            sin = advance(sin, tile.table_token_stride)
+    def rotate(x, out, table, tokens, heads, first, pairs, i, norm, nontemporal):
+        place = first + 2 * i
+        high = 2 * low_lanes  # after the place
+        for token in range(tokens):
+            cos = advance(table.cos, token * table.strides[TOKEN])
+            sin = advance(table.sin, token * table.strides[TOKEN])
+            c = doubled(load(cos, place // 2, low_lanes))
+            s = even_negated(doubled(load(sin, place // 2, low_lanes)))
+            if lanes > low_lanes:
+                c_high = doubled(load(cos, place // 2 + low_lanes, low_lanes))
+                s_high = even_negated(doubled(load(sin, place // 2 + low_lanes, low_lanes)))
+            row = advance(x.pointer, token * x.strides[TOKEN] + place * x.itemsize)
+            out_row = advance(out.pointer, token * out.strides[TOKEN] + place * out.itemsize)
+            for head in range(heads):
+                ab = load_normalised(row, 0, norm, head, place)
+                store(out_row, 0, muladd(ab, c, swapped(ab) * s), nontemporal)
+                if lanes > low_lanes:
+                    ab = load_normalised(row, high, norm, head, place + high)
+                    store(out_row, high, muladd(ab, c_high, swapped(ab) * s_high), nontemporal)
+                row = advance(row, x.strides[HEAD])
+                out_row = advance(out_row, out.strides[HEAD])
 
-    # 64 pairs as one vector need more registers than there are: float32 took 1.2 to 1.4 times as
-    # long. Two vectors of 32 pairs share the loops instead.
-    @compile.device_function
-    def rotate_64(x, out, cos, sin, i, pairs, tile, norm, first, nontemporal):
-        for _ in range(tile.tokens):
-            c_low = doubled(load(cos, i, 32))
-            s_low = even_negated(doubled(load(sin, i, 32)))
-            c_high = doubled(load(cos, i + 32, 32))
-            s_high = even_negated(doubled(load(sin, i + 32, 32)))
-            row = x
-            out_row = out
-            for head in range(tile.heads):
-                low = load_normalised_64(row, 2 * i, norm, head, first + 2 * i)
-                store(out_row, 2 * i, muladd(low, c_low, swapped(low) * s_low), nontemporal)
-                high = load_normalised_64(row, 2 * i + 64, norm, head, first + 2 * i + 64)
-                store(
-                    out_row, 2 * i + 64, muladd(high, c_high, swapped(high) * s_high), nontemporal
-                )
-                row = advance(row, tile.head_stride)
-                out_row = advance(out_row, tile.out_head_stride)
-            x = advance(x, tile.token_stride)
-            out = advance(out, tile.out_token_stride)
-            cos = advance(cos, tile.table_token_stride)
-            sin = advance(sin, tile.table_token_stride)
-
-    return rotate_64 if lanes == 64 else rotate
+    return rotate
 
 
 PAIRINGS: dict[str, Callable[[int], Any]] = {"half": half_split, "interleaved": interleaved}
@@ -229,6 +232,8 @@ def are_disjoint(x, y):
     in packed QKV. Then the heads of a token of x and those of y must not overlap, either as two
     ranges or, where they alternate, one by one.
     """
+    if x.shape[HEAD] == 0 or y.shape[HEAD] == 0:
+        return True
     x_start, x_stop = _extent(x)
     y_start, y_stop = _extent(y)
     if x_stop <= y_start or y_stop <= x_start:
@@ -241,12 +246,21 @@ def are_disjoint(x, y):
     row = x.shape[ELEMENT] * x.itemsize
     x_token = (x.shape[HEAD] - 1) * x.strides[HEAD] + row
     y_token = (y.shape[HEAD] - 1) * y.strides[HEAD] + row
-    period = gcd(x.strides[BATCH], x.strides[TOKEN])
+    period = _common_divisor(x.strides[BATCH], x.strides[TOKEN])
     if _are_periodically_disjoint(distance, period, x_token, y_token):
         return True
     if x.strides[HEAD] != y.strides[HEAD]:
         return False
-    return _are_periodically_disjoint(distance, gcd(period, x.strides[HEAD]), row, row)
+    period = _common_divisor(period, x.strides[HEAD])
+    return _are_periodically_disjoint(distance, period, row, row)
+
+
+@compile.device_function
+def _common_divisor(x, y):
+    """Return the greatest common divisor of two strides. Numba's `gcd` takes 0.1 s to compile."""
+    while y != 0:
+        x, y = y, x % y
+    return abs(x)
 
 
 @compile.device_function
@@ -264,24 +278,21 @@ def _are_periodically_disjoint(distance, period, x_size, y_size):
 @compile.device_function
 def overlaps_itself(x):
     """Return True unless the elements of an array certainly have memory of their own."""
-    batch_stride = abs(x.strides[BATCH])
-    token_stride = abs(x.strides[TOKEN])
-    head_stride = abs(x.strides[HEAD])
     batch = x.shape[BATCH]
     tokens = x.shape[TOKEN]
     heads = x.shape[HEAD]
+    batch_stride = abs(x.strides[BATCH])
+    token_stride = abs(x.strides[TOKEN])
+    head_stride = abs(x.strides[HEAD])
     row = x.shape[ELEMENT] * x.itemsize
-    if not _is_nested(batch_stride, batch, token_stride, tokens):
-        return True
-    if not _is_nested(batch_stride, batch, head_stride, heads):
-        return True
-    if not _is_nested(token_stride, tokens, head_stride, heads):
-        return True
-    if batch > 1 and batch_stride < row:
-        return True
-    if tokens > 1 and token_stride < row:
-        return True
-    return heads > 1 and head_stride < row
+    return not (
+        _is_nested(batch_stride, batch, token_stride, tokens)
+        and _is_nested(batch_stride, batch, head_stride, heads)
+        and _is_nested(token_stride, tokens, head_stride, heads)
+        and (batch <= 1 or batch_stride >= row)
+        and (tokens <= 1 or token_stride >= row)
+        and (heads <= 1 or head_stride >= row)
+    )
 
 
 @compile.device_function
@@ -290,7 +301,7 @@ def _is_nested(stride, count, other_stride, other_count):
     return stride * count <= other_stride or other_stride * other_count <= stride
 
 
-@compile.device_function
+@partial(compile.device_function, inline=True)
 def fits(x, out, table, head_dim):
     """Return True if x can be rotated into `out`, which may be the same array.
 
@@ -316,21 +327,32 @@ def fits(x, out, table, head_dim):
     return are_disjoint(x, out)
 
 
-@compile.device_function
-def _all_fit(q, k, q_out, k_out, table, head_dim, arrays):
+@partial(compile.device_function, inline=True)
+def _all_fit(step):
     """Return True if q, and k if arrays is 2, can be rotated into their outputs."""
-    if not fits(q, q_out, table, head_dim):
-        return False
-    if arrays == 1:
+    q, k, q_out, k_out = step[:4]
+    for which in range(step.arrays):
+        x = k if which else q
+        out = k_out if which else q_out
+        if x.shape[BATCH] != q.shape[BATCH] or x.shape[TOKEN] != q.shape[TOKEN]:
+            return False
+        if not fits(x, out, step.table, step.numbers[HEAD_DIM]):
+            return False
+    if step.arrays == 1:
         return True
-    if k.shape[BATCH] != q.shape[BATCH] or k.shape[TOKEN] != q.shape[TOKEN]:
-        return False
-    if not fits(k, k_out, table, head_dim):
-        return False
-    return are_disjoint(q_out, k_out) and are_disjoint(q_out, k) and are_disjoint(q, k_out)
+    for x, y in ((q_out, k_out), (q_out, k), (q, k_out)):  # noqa: SIM110 - as in `append.py`
+        if not are_disjoint(x, y):
+            return False
+    return True
 
 
 # The rotation of an array.
+
+
+@compile.device_function
+def _elements(x):
+    """Return the number of elements. The size of an array would count its references."""
+    return x.shape[BATCH] * x.shape[TOKEN] * x.shape[HEAD] * x.shape[ELEMENT]
 
 
 @compile.device_function
@@ -340,8 +362,7 @@ def _bypasses_caches(x, out, pairs, cache_bytes):
     They must go to another array, be too large to stay in the last-level cache, and have aligned
     vectors.
     """
-    elements = x.shape[BATCH] * x.shape[TOKEN] * x.shape[HEAD] * x.shape[ELEMENT]
-    if 2 * elements * x.itemsize <= cache_bytes or address(x.pointer) == address(out.pointer):
+    if 2 * _elements(x) * x.itemsize <= cache_bytes or address(x.pointer) == address(out.pointer):
         return False
     strides = out.strides[BATCH] | out.strides[TOKEN] | out.strides[HEAD]
     return (address(out.pointer) | strides | pairs * x.itemsize) & (ALIGNMENT - 1) == 0
@@ -367,76 +388,76 @@ def _tile_shape(x, frequency_heads, parts):
 
 
 @compile.device_function
-def tile_of(tokens, heads, x, out, table, block_pairs):
-    """Return the tile of so many tokens and heads of x, with their strides."""
-    return Tile(
-        tokens,
-        heads,
-        x.strides[TOKEN],
-        x.strides[HEAD],
-        out.strides[TOKEN],
-        out.strides[HEAD],
-        table.strides[TOKEN],
-        x.itemsize,
-        out.itemsize,
-        table.itemsize,
-        pointer(block_pairs),
-        block_pairs.size,
-    )
-
-
-@compile.device_function
 def row_offset(x, batch, token, head):
     """Return the offset in bytes of a head vector of an array, or of a row of a table."""
     return batch * x.strides[BATCH] + token * x.strides[TOKEN] + head * x.strides[HEAD]
 
 
-def make_rotate_tile(pairing: Callable[[int], Any]) -> Any:
-    """Return the device function that rotates all pairs of a tile.
+@compile.device_function
+def from_row(x, batch, token, head):
+    """Return the view of an array from a head vector on."""
+    start = advance(x.pointer, row_offset(x, batch, token, head))
+    return View(start, x.shape, x.strides, x.itemsize)
 
-    They are rotated 64 at a time, then 32, 8 and one. Each of these takes 0.3 s to compile.
+
+@compile.device_function
+def table_from_row(table, batch, token, head):
+    """Return the cos and sin from those of a token and frequency head on."""
+    offset = row_offset(table, batch, token, head)
+    cos = advance(table.cos, offset)
+    return Table(cos, advance(table.sin, offset), table.shape, table.strides, table.itemsize)
+
+
+def make_rotate_tile(pairing: Callable[[int], Any], widest: int = 64) -> Any:
+    """Return the device function that rotates all pairs of a tile, a run of tokens and heads.
+
+    They are rotated 64 at a time, then 32, 8 and one. Each of these takes 0.1 s to compile. Without
+    64, head vectors of 128 took up to 1.3 times as long, and without 32 those of 64 up to 1.8.
+    widest: 32 for float64, of which 64 pairs do not fit the registers: up to 1.5 times as long.
     """
-    rotate_64 = pairing(64)
+    rotate_widest = pairing(widest)
     rotate_32 = pairing(32)
     rotate_8 = pairing(8)
     rotate_1 = pairing(1)
 
-    @partial(compile.device_function, variant=pairing.__name__)
-    def rotate_tile(x, out, cos, sin, tile, norm, nontemporal):
+    @partial(compile.device_function, variant=pairing.__name__, inline=True)
+    def rotate_tile(x, out, table, tokens, heads, numbers, count, norm, nontemporal):
         first = np.intp(0)
-        for block in range(tile.blocks):
-            pairs = tile.block_pairs[block]
-            for i in range(0, pairs & -64, 64):
-                rotate_64(x, out, cos, sin, i, pairs, tile, norm, first, nontemporal)
-            for i in range(pairs & -64, pairs & -32, 32):
-                rotate_32(x, out, cos, sin, i, pairs, tile, norm, first, nontemporal)
-            for i in range(pairs & -32, pairs & -8, 8):
-                rotate_8(x, out, cos, sin, i, pairs, tile, norm, first, nontemporal)
-            for i in range(pairs & -8, pairs):
-                rotate_1(x, out, cos, sin, i, pairs, tile, norm, first, nontemporal)
-            x = advance(x, 2 * pairs * tile.itemsize)
-            out = advance(out, 2 * pairs * tile.out_itemsize)
-            cos = advance(cos, pairs * tile.table_itemsize)
-            sin = advance(sin, pairs * tile.table_itemsize)
-            first += 2 * pairs
+        for block in range(BLOCKS, count):
+            n = numbers[block]
+            for i in range(0, n & -widest, widest):
+                rotate_widest(x, out, table, tokens, heads, first, n, i, norm, nontemporal)
+            for i in range(n & -widest, n & -32, 32):
+                rotate_32(x, out, table, tokens, heads, first, n, i, norm, nontemporal)
+            for i in range(n & -32, n & -8, 8):
+                rotate_8(x, out, table, tokens, heads, first, n, i, norm, nontemporal)
+            for i in range(n & -8, n):
+                rotate_1(x, out, table, tokens, heads, first, n, i, norm, nontemporal)
+            first += 2 * n
 
     return rotate_tile
 
 
-def _make_rotate_part(pairing: Callable[[int], Any]) -> Any:
-    """Return the device function that rotates one of several parts of an array.
+# Placeholder for the device function of a pairing: `compile.compile_part` compiles a copy of
+# `_rotate_part` whose global of this name is the function that `rotation_part` passes.
+rotate_tile: Any = None
+
+
+def _rotate_part(arguments, part, parts):
+    """Rotate one of several parts of q, and of k if arrays is 2.
 
     All parts have the same number of tiles but the last ones, which may have fewer or none.
     """
-    rotate_tile = make_rotate_tile(pairing)
-
-    @partial(compile.device_function, variant=pairing.__name__)
-    def rotate_part(x, out, table, block_pairs, cache_bytes, part, parts):
+    step = arguments[0]
+    table = step.table
+    numbers = step.numbers
+    for which in range(step.arrays):
+        x = step.k if which else step.q
+        out = step.k_out if which else step.q_out
         heads_per_frequency = x.shape[HEAD] // table.shape[HEAD]
         tokens, heads = _tile_shape(x, table.shape[HEAD], parts)
-        tile = tile_of(tokens, heads, x, out, table, block_pairs)
-        one_block = block_pairs.size == 1
-        nontemporal = one_block and _bypasses_caches(x, out, block_pairs[0], cache_bytes)
+        bypasses = _bypasses_caches(x, out, numbers[BLOCKS], numbers[CACHE_BYTES])
+        nontemporal = step.count == BLOCKS + 1 and bypasses
         tiles_across = x.shape[HEAD] // heads
         tiles = x.shape[TOKEN] // tokens * tiles_across  # of one batch row
         tiles_per_part = (x.shape[BATCH] * tiles + parts - 1) // parts
@@ -447,75 +468,61 @@ def _make_rotate_part(pairing: Callable[[int], Any]) -> Any:
             for index in range(start, stop):
                 token = index // tiles_across * tokens
                 head = index % tiles_across * heads
-                source = advance(x.pointer, row_offset(x, n, token, head))
-                target = advance(out.pointer, row_offset(out, n, token, head))
-                group = head // heads_per_frequency
-                table_offset = row_offset(table, table_row, token, group)
-                cos = advance(table.cos, table_offset)
-                sin = advance(table.sin, table_offset)
-                rotate_tile(source, target, cos, sin, tile, None, nontemporal)
-
-    return rotate_part
+                source = from_row(x, n, token, head)
+                target = from_row(out, n, token, head)
+                rows = table_from_row(table, table_row, token, head // heads_per_frequency)
+                rotate_tile(
+                    source, target, rows, tokens, heads, numbers, step.count, None, nontemporal
+                )
 
 
-def _make_rotate_in_parallel(pairing: Callable[[int], Any], rotate_part: Any) -> Any:
-    """Return the device function that rotates q, and k if arrays is 2, on several threads.
-
-    It is separate from `_rotate`, because Numba counts references to the arrays of a parallel
-    function, which would cost a serial call 0.1 µs.
-    """
-
-    @partial(compile.device_function, variant=pairing.__name__, parallel=True)
-    def rotate_in_parallel(q, k, q_out, k_out, cos_sin, block_pairs, cache_bytes, arrays, parts):
-        for index in prange(parts):
-            part = np.intp(index)
-            table = table_view(cos_sin)
-            rotate_part(view(q), view(q_out), table, block_pairs, cache_bytes, part, parts)
-            if arrays == 2:
-                rotate_part(view(k), view(k_out), table, block_pairs, cache_bytes, part, parts)
-
-    return rotate_in_parallel
-
-
-# Placeholders for the device functions of one dtype and pairing: `compile.compile_kernel` compiles
-# a copy of `_rotate` whose globals of these names are the functions that `rotation_kernel` passes.
-# A closure would say the same, but Numba's cache on disk holds no closures over compiled functions.
-rotate_part: Any = None
-rotate_in_parallel: Any = None
-
-
-def _rotate(q, k, q_out, k_out, cos_sin, block_pairs, head_dim, cache_bytes, arrays, threads):
+def _rotate(numbers, q, k, q_out, k_out, cos_sin, arrays, threads):
     """Rotate q, and k if arrays is 2; see `rotation_kernel`."""
-    table = table_view(cos_sin)
-    if not _all_fit(view(q), view(k), view(q_out), view(k_out), table, head_dim, arrays):
-        return INVALID
-    elements = q.size + k.size if arrays == 2 else q.size
-    if threads > 1 and elements >= PARALLEL_FROM:
-        rotate_in_parallel(q, k, q_out, k_out, cos_sin, block_pairs, cache_bytes, arrays, threads)
-        return DONE
-    # The types of a part's number in `rotate_in_parallel`: one specialisation serves both.
-    first = np.intp(0)
-    one = np.intp(1)
-    rotate_part(view(q), view(q_out), table, block_pairs, cache_bytes, first, one)
-    if arrays == 2:
-        rotate_part(view(k), view(k_out), table, block_pairs, cache_bytes, first, one)
-    return DONE
+    views = (view(q), view(k), view(q_out), view(k_out), table_view(cos_sin))
+    step = Step(*views, pointer(numbers), numbers.size, arrays)
+    if not _all_fit(step):
+        return False
+    elements = _elements(step.q) + (arrays - 1) * _elements(step.k)
+    parts = threads if elements >= PARALLEL_FROM else np.intp(1)
+    compile.run_parts(numbers[PART], step, parts)
+    return True
+
+
+def _view_type(kind: Any, *elements: types.Type) -> types.NamedTuple:
+    """Return Numba's type of a `View` or `Table`, with pointers to elements of these types."""
+    pointers = [types.CPointer(element) for element in elements]
+    four = types.UniTuple(types.intp, 4)
+    return types.NamedTuple((*pointers, four, four, types.intp), kind)
 
 
 @cache
-def rotation_kernel(dtype: str, pairing: str) -> Any:
-    """Return the compiled kernel that rotates q and k, for keys of `ELEMENTS` and of `PAIRINGS`.
+def rotation_part(dtype: str, pairing: str) -> Any:
+    """Return the compiled part of the kernel, for keys of `ELEMENTS` and of `PAIRINGS`."""
+    element, table_element = ELEMENTS[dtype]
+    x = _view_type(View, element)
+    table = _view_type(Table, table_element, table_element)
+    numbers = types.CPointer(types.int64)
+    step = types.NamedTuple((x, x, x, x, table, numbers, types.intp, types.intp), Step)
+    return compile.compile_part(
+        _rotate_part,
+        f"rotate_part_{dtype}_{pairing}",
+        step,
+        rotate_tile=make_rotate_tile(PAIRINGS[pairing], 32 if dtype == "float64" else 64),
+    )
 
-    It returns `DONE`, or `INVALID` with nothing written if the arrays do not pass its checks. Its
+
+@cache
+def rotation_kernel(dtype: str) -> Any:
+    """Return the compiled kernel that rotates q and k of a dtype, a key of `ELEMENTS`.
+
+    It returns True, or False with nothing written if the arrays do not pass its checks. Its
     arguments:
 
+    - numbers: those of the rotation, see `BLOCKS`, with the part for a pairing;
     - q, k, q_out, k_out: (batch, tokens, heads, head_dim), of the element type in `ELEMENTS`;
       outputs may be the very same arrays;
     - cos_sin: (2, batch or 1, tokens, frequency heads, pairs), cos and then sin; with stride 0
       over the tokens, which rotates all alike, they may be of one token for any number;
-    - block_pairs: int64 (blocks,), the number of pairs of each block of a head vector;
-    - head_dim: elements of a head vector;
-    - cache_bytes: size of the last-level cache;
     - arrays: 1 rotates q alone, which is then passed as k too; 2 rotates q and k;
     - threads: maximum number of threads.
     """
@@ -523,14 +530,5 @@ def rotation_kernel(dtype: str, pairing: str) -> Any:
     x = types.Array(element, 4, "A", readonly=True, aligned=False)
     out = types.Array(element, 4, "A", aligned=False)
     cos_sin = types.Array(table_element, 5, "A", readonly=True)
-    block_pairs = types.Array(types.int64, 1, "C", readonly=True)
-    number = types.intp
-    signature = (x, x, out, out, cos_sin, block_pairs, number, number, number, number)
-    part = _make_rotate_part(PAIRINGS[pairing])
-    return compile.compile_kernel(
-        _rotate,
-        f"rotate_{dtype}_{pairing}",
-        signature,
-        rotate_part=part,
-        rotate_in_parallel=_make_rotate_in_parallel(PAIRINGS[pairing], part),
-    )
+    signature = (NUMBERS, x, x, out, out, cos_sin, types.intp, types.intp)
+    return compile.compile_kernel(_rotate, f"rotate_{dtype}", signature)

@@ -7,7 +7,7 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from numba import prange, types
+from numba import types
 
 from rope_cpu.kernels import compile
 from rope_cpu.kernels.rotate import (
@@ -15,16 +15,18 @@ from rope_cpu.kernels.rotate import (
     ELEMENT,
     ELEMENTS,
     HEAD,
+    NUMBERS,
     PAIRINGS,
     PARALLEL_FROM,
+    PART,
     TOKEN,
+    from_row,
     make_rotate_tile,
-    row_offset,
+    table_from_row,
     table_view,
-    tile_of,
     view,
 )
-from rope_cpu.kernels.vectors import advance, call_at
+from rope_cpu.kernels.vectors import pointer
 
 
 def _make_rotate_on_page(pairing: Callable[[int], Any]) -> Any:
@@ -35,20 +37,18 @@ def _make_rotate_on_page(pairing: Callable[[int], Any]) -> Any:
     rotate_tile = make_rotate_tile(pairing)
 
     @partial(compile.device_function, variant=pairing.__name__)
-    def rotate_on_page(keys, slot, length, table, index, block_pairs):
+    def rotate_on_page(keys, slot, length, table, index, numbers):
         page = slot // keys.shape[TOKEN]
         place = slot % keys.shape[TOKEN]
         row = index // table.shape[TOKEN] if table.shape[BATCH] > 1 else 0
         token = index % table.shape[TOKEN]
         groups = table.shape[HEAD]  # of heads that share cos and sin
         heads = keys.shape[HEAD] // groups
-        tile = tile_of(length, heads, keys, keys, table, block_pairs)
         for group in range(groups):
-            x = advance(keys.pointer, row_offset(keys, page, place, group * heads))
-            offset = row_offset(table, row, token, group)
-            cos = advance(table.cos, offset)
-            sin = advance(table.sin, offset)
-            rotate_tile(x, x, cos, sin, tile, None, False)
+            x = from_row(keys, page, place, group * heads)
+            rows = table_from_row(table, row, token, group)
+            start = pointer(numbers)
+            rotate_tile(x, x, rows, length, heads, start, numbers.size, None, False)
 
     return rotate_on_page
 
@@ -58,12 +58,15 @@ def _make_rotate_on_page(pairing: Callable[[int], Any]) -> Any:
 rotate_on_page: Any = None
 
 
-def _rotate_part(keys, runs, cos_sin, block_pairs, begin, end):
-    """Rotate keys number `begin` … `end` − 1 of all runs, one after the other.
+def _rotate_part(arguments, part, parts):
+    """Rotate one of several equal parts of the keys of all runs, one after the other.
 
     Consecutive slots of one page and one batch row are rotated at once: a call for each token and
     its divisions take about as long as the rotation of a token in 16 bits.
     """
+    numbers, keys, runs, cos_sin, count = arguments[0]
+    begin = count * part // parts
+    end = count * (part + 1) // parts
     table = table_view(cos_sin)
     page_size = keys.shape[TOKEN]
     tokens = table.shape[TOKEN]
@@ -76,31 +79,20 @@ def _rotate_part(keys, runs, cos_sin, block_pairs, begin, end):
         index = runs[run, 2] + skipped
         while left > 0:
             length = min(left, page_size - slot % page_size, tokens - index % tokens)
-            rotate_on_page(view(keys), slot, length, table, index, block_pairs)
+            rotate_on_page(view(keys), slot, length, table, index, numbers)
             slot += length
             index += length
             left -= length
 
 
-@partial(compile.device_function, parallel=True)
-def _rotate_in_parallel(rotate_part, arrays, count, parts):
-    """Rotate several parts at a time."""
-    for index in prange(parts):
-        part = np.intp(index)
-        bounds = (count * part // parts, count * (part + 1) // parts)
-        call_at(rotate_part, (*arrays, *bounds))
-
-
-def _rotate_cached(rotate_part, keys, runs, cos_sin, block_pairs, threads):
+def _rotate_cached(numbers, keys, runs, cos_sin, threads):
     """Rotate the keys of runs of slots in place; see `rotate_cached_kernel`."""
-    arrays = (keys, runs, cos_sin, block_pairs)
     count = np.intp(0)
     for run in range(len(runs)):
         count += runs[run, 1]
-    if threads > 1 and count * keys.shape[HEAD] * keys.shape[ELEMENT] >= PARALLEL_FROM:
-        _rotate_in_parallel(rotate_part, arrays, count, threads)
-    else:
-        call_at(rotate_part, (*arrays, np.intp(0), count))
+    elements = count * keys.shape[HEAD] * keys.shape[ELEMENT]
+    parts = threads if elements >= PARALLEL_FROM else np.intp(1)
+    compile.run_parts(numbers[PART], (numbers, keys, runs, cos_sin, count), parts)
 
 
 def _array_types(dtype: str) -> tuple[types.Array, ...]:
@@ -109,8 +101,7 @@ def _array_types(dtype: str) -> tuple[types.Array, ...]:
     keys = types.Array(element, 4, "A", aligned=False)
     runs = types.Array(types.int64, 2, "C")
     cos_sin = types.Array(table_element, 5, "A", readonly=True)
-    block_pairs = types.Array(types.int64, 1, "C", readonly=True)
-    return keys, runs, cos_sin, block_pairs
+    return NUMBERS, keys, runs, cos_sin
 
 
 @cache
@@ -119,7 +110,7 @@ def rotate_cached_part(dtype: str, pairing: str) -> Any:
     return compile.compile_part(
         _rotate_part,
         f"rotate_cached_part_{dtype}_{pairing}",
-        (*_array_types(dtype), types.intp, types.intp),
+        types.Tuple((*_array_types(dtype), types.intp)),
         rotate_on_page=_make_rotate_on_page(PAIRINGS[pairing]),
     )
 
@@ -130,14 +121,13 @@ def rotate_cached_kernel(dtype: str) -> Any:
 
     Its arguments, of which the arrays have been checked:
 
-    - rotate_part: the address of the part for a pairing;
+    - numbers: those of the rotation, as for `rotation_kernel`;
     - keys: (pages, page_size, heads, head_dim), the last axis contiguous;
     - runs: int64 (runs, 3), runs of consecutive slots. The columns are the first slot,
       page · page_size + place; the number of slots; and the index of the first token, with
       batch rows one after the other. No slot is in two runs;
     - cos_sin: (2, batch or 1, tokens, frequency heads, pairs), the last axis contiguous;
-    - block_pairs: int64 (blocks,), the number of pairs of each block of a head vector;
     - threads: maximum number of threads.
     """
-    signature = (types.intp, *_array_types(dtype), types.intp)
+    signature = (*_array_types(dtype), types.intp)
     return compile.compile_kernel(_rotate_cached, f"rotate_cached_{dtype}", signature)

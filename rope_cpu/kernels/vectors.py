@@ -15,10 +15,9 @@ import platform
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import config, types
 from numba.core import cgutils
-from numba.core.codegen import get_host_cpu_features
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
@@ -229,26 +228,38 @@ def address(typing: Any, start: Any) -> Any:
 
 
 @intrinsic
-def call_at(typing: Any, function_address: Any, arguments: Any) -> Any:
-    """Call the function at an address, which returns nothing, with a tuple of arguments.
+def stored(typing: Any, value: Any) -> Any:
+    """Return a pointer to a copy of a value, which ends with the call that makes it."""
 
-    The types of the arguments are those that the function was compiled for; nothing is checked. The
-    function raises nothing, because inside a prange it would be lost; with NUMBA_BOUNDSCHECK it
-    does, and outside of one its caller raises the same.
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        place = cgutils.alloca_once_value(builder, args[0])
+        return builder.bitcast(place, _I8.as_pointer())
+
+    return types.voidptr(value), emit
+
+
+@intrinsic
+def call_part(typing: Any, function: Any, arguments: Any, part: Any, parts: Any) -> Any:
+    """Call the part of a kernel at an address with the address of its arguments.
+
+    Their types are those that the part was compiled for; nothing is checked. A part returns
+    nothing, and it raises nothing, because inside a prange it would be lost; with NUMBA_BOUNDSCHECK
+    it does, and outside of one its caller raises the same.
     """
+    kinds = (types.voidptr, types.intp, types.intp)
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         convention = context.call_conv
-        kinds = tuple(arguments)
         function_type = convention.get_function_type(types.none, kinds)
-        function = builder.inttoptr(args[0], function_type.as_pointer())
-        values = cgutils.unpack_tuple(builder, args[1])
-        status, _ = convention.call_function(builder, function, types.none, kinds, values)
+        callee = builder.inttoptr(args[0], function_type.as_pointer())
+        place = builder.inttoptr(args[1], _I8.as_pointer())
+        values = (place, *args[2:])
+        status, _ = convention.call_function(builder, callee, types.none, kinds, values)
         with cgutils.if_unlikely(builder, status.is_error):
             convention.return_status_propagate(builder, status)
         return context.get_dummy_value()
 
-    return types.void(types.intp, arguments), emit
+    return types.void(*[types.intp] * 4), emit
 
 
 @intrinsic(prefer_literal=True)
@@ -462,5 +473,7 @@ def converts_float16() -> bool:
 
 def has_feature(name: str) -> bool:
     """Return True if the processor that Numba compiles for has a feature, by LLVM's name."""
-    features = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
+    features = config.CPU_FEATURES
+    if features is None:
+        features = binding.get_host_cpu_features().flatten()
     return f"+{name}" in features.split(",")

@@ -18,8 +18,6 @@ from rope_cpu.caches.rms_norm import NO_NORMS, RMSNorm, joined
 from rope_cpu.caches.slots import HEADS_FIRST, round_slots, slots_of_tokens
 from rope_cpu.kernels import threads
 from rope_cpu.kernels.append import append_kernel, append_part
-from rope_cpu.kernels.compile import address_of
-from rope_cpu.kernels.rotate import DONE
 from rope_cpu.launch.arrays import (
     HeadLayout,
     Rotation,
@@ -31,6 +29,7 @@ from rope_cpu.launch.arrays import (
     results_for,
 )
 from rope_cpu.launch.results import LARGE, new_like
+from rope_cpu.launch.rotate import numbers_of
 
 _ndarray = np.ndarray
 
@@ -60,41 +59,18 @@ def _launcher(dtype: np.dtype[Any], cache_dtype: str, heads: HeadLayout, layout:
     if name is None or name == "float64" or not (has_kernels(name) and has_kernels(cache_dtype)):
         return refuse
     kernel = append_kernel(name, cache_dtype)
-    part = address_of(append_part(name, cache_dtype, heads.pairing))
-    block_pairs = heads.block_pairs
-    head_dim = heads.head_dim
+    numbers = numbers_of(append_part(name, cache_dtype, heads.pairing), heads)
     view = kernel_view(name, layout)
 
     def launch(cos_sin: Array, arrays: Arrays, cache: Arrays, slots: Array, norms: Array) -> bool:
-        q, k, v, q_out = arrays
-        key, value, key_scale, value_scale = cache
         usable = 1 if threads.serial else threads.limit
         try:
             if view is not None:
-                q = view(q)
-                k = view(k)
-                v = view(v)
-                q_out = view(q_out)
-            status: int = kernel(
-                part,
-                q,
-                k,
-                v,
-                q_out,
-                key,
-                value,
-                key_scale,
-                value_scale,
-                slots,
-                cos_sin,
-                norms,
-                block_pairs,
-                head_dim,
-                usable,
-            )
+                arrays = tuple(map(view, arrays))
+            done: bool = kernel(numbers, *arrays, *cache, slots, cos_sin, norms, usable)
         except (TypeError, ValueError):  # another number of axes, or a read-only output
             return False
-        return status == DONE
+        return done
 
     return launch
 

@@ -42,11 +42,6 @@ class HeadLayout(NamedTuple):
         """The name of the pairing in `rope_cpu.kernels.rotate.PAIRINGS`."""
         return "interleaved" if self.interleaved else "half"
 
-    @property
-    def block_pairs(self) -> Array:
-        """The number of pairs of each block, as kernels take it."""
-        return np.array(self.blocks, np.int64) // 2
-
 
 class Rotation(NamedTuple):
     """The rotation of a plan's tokens, for the kernels of caches.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,20 @@ from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import DTYPE_NAMES, DTYPES, Array, Float64, Intp
 from rope_cpu.frequencies.spec import LARGEST_FACTOR, LengthRule, RopeSpec
 from rope_cpu.kernels import threads
-from rope_cpu.kernels.angles import RADIAN, cos_sin_kernel
+from rope_cpu.kernels.angles import RADIAN, cos_sin_kernel, cos_sin_part
+from rope_cpu.kernels.compile import address_of
 
 # Rows of frequencies that are remembered together. "longrope" has two for any lengths and
 # "dynamic_powers" some ten; those of "dynamic" change at every token, and do not come back.
 _REMEMBERED_ROWS = 16
 
 _UNDO = "undo the old rotation with old.rotate(keys, position_ids, inverse=True) and rotate again"
+
+
+@cache
+def _kernel(dtype: str) -> Callable[..., None]:
+    """Return the kernel of a dtype, bound to its part."""
+    return partial(cos_sin_kernel(dtype), address_of(cos_sin_part(dtype)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,7 +136,7 @@ class CosSin:
         """Write to C-contiguous arrays (batch or 1, seq, heads, pairs) of the compute dtype."""
         # The kernel is loaded before `threads.serial` is read: loading starts Numba's threading
         # layer, which decides whether all kernels must run serially.
-        kernel = cos_sin_kernel(compute_dtype)
+        kernel = _kernel(compute_dtype)
         usable = 1 if threads.serial else threads.limit
         factors = self.factors[operation]
         if self.in_float32:

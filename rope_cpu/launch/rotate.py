@@ -15,7 +15,7 @@ from rope_cpu.caches.kv_cache import KVCache, check_writeable
 from rope_cpu.caches.slots import check_none_twice, round_slots, sorted_runs
 from rope_cpu.kernels import threads
 from rope_cpu.kernels.compile import address_of
-from rope_cpu.kernels.rotate import DONE, rotation_kernel
+from rope_cpu.kernels.rotate import rotation_kernel, rotation_part
 from rope_cpu.kernels.rotate_cached import rotate_cached_kernel, rotate_cached_part
 from rope_cpu.launch.arrays import (
     HeadLayout,
@@ -98,22 +98,26 @@ def _copying_unrotated(launch: Launch, rotary_dim: int) -> Launch:
 
 def _kernel_launch(dtype_name: str, heads: HeadLayout) -> Launch:
     """Return the launch that calls the kernel, with views as arrays."""
-    kernel = rotation_kernel(dtype_name, heads.pairing)
-    block_pairs = heads.block_pairs
-    head_dim = heads.head_dim
-    cache_bytes = last_level_cache()
+    kernel = rotation_kernel(dtype_name)
+    numbers = numbers_of(rotation_part(dtype_name, heads.pairing), heads)
 
     def launch(cos_sin: Array, q: Array, k: Array, q_out: Array, k_out: Array, arrays: int) -> bool:
         usable = 1 if threads.serial else threads.limit
         try:
-            status: int = kernel(
-                q, k, q_out, k_out, cos_sin, block_pairs, head_dim, cache_bytes, arrays, usable
-            )
+            done: bool = kernel(numbers, q, k, q_out, k_out, cos_sin, arrays, usable)
         except TypeError:  # Numba's, for another number of axes and for read-only outputs
             return False
-        return status == DONE
+        return done
 
     return launch
+
+
+@lru_cache
+def numbers_of(part: Any, heads: HeadLayout) -> Array:
+    """Return the numbers of a rotation, as kernels take them: `rope_cpu.kernels.rotate.BLOCKS`."""
+    pairs = [width // 2 for width in heads.blocks]
+    sizes = (heads.head_dim, sum(heads.blocks), last_level_cache())
+    return np.array([address_of(part), *sizes, *pairs], np.int64)
 
 
 @cache
@@ -181,10 +185,11 @@ def rotate_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:
     if name != cache._dtype_name:
         keys = keys.view(np.float16).astype(np.float32)
     part = rotate_cached_part(name, rotation.heads.pairing)
+    numbers = numbers_of(part, rotation.heads)
     # The kernel is loaded before `threads.serial` is read, as in `CosSin._compute`.
     kernel = rotate_cached_kernel(name)
     usable = 1 if threads.serial else threads.limit
-    kernel(address_of(part), keys, runs, rotation.cos_sin, rotation.heads.block_pairs, usable)
+    kernel(numbers, keys, runs, rotation.cos_sin, usable)
     if name != cache._dtype_name:
         round_slots(cache._kernel_arrays[:1], [keys], slots)
 

@@ -11,8 +11,11 @@ def test_warmup_lists_what_it_compiled(capsys):
     assert [line.split()[0] for line in lines[:-1]] == [
         "cos_sin_float32",
         "cos_sin_float64",
-        "rotate_float32_half",
-        "rotate_float32_interleaved",
+        "cos_sin_part_float32",
+        "cos_sin_part_float64",
+        "rotate_float32",
+        "rotate_part_float32_half",
+        "rotate_part_float32_interleaved",
     ]
     assert "cached in" in lines[-1]
 

@@ -1,9 +1,8 @@
 """The kernels that index arrays, under Numba's bounds checks: every kind of shape once.
 
-Bounds checks see indices: the only access in `kernels/angles.py`, slots and norms in
+Bounds checks see indices: positions and factors in `kernels/angles.py`, slots and norms in
 `kernels/append.py`, and pages, offsets, scales, weights and states in `kernels/attention.py`. They
-do not see the vector loads and stores of `kernels/rotate.py`, `kernels/append.py` and
-`kernels/attention.py`, which use pointers; `test_guarded.py` tests those on arguments.
+do not see the loads and stores by pointers, which `test_guarded.py` tests on arguments.
 """
 
 from __future__ import annotations
@@ -16,17 +15,19 @@ pytestmark = pytest.mark.processes
 EVERY_SHAPE = """
 from itertools import product
 import numpy as np
-from rope_cpu.kernels.angles import cos_sin_kernel
+from rope_cpu.kernels.angles import cos_sin_kernel, cos_sin_part
+from rope_cpu.kernels.compile import address_of
 
 SIZES = [*product((1, 2, 3), (0, 1, 5), (1, 2, 3), (1, 2), (1, 3, 4, 8, 33)), (2, 301, 2, 2, 33)]
 for name in ("float32", "float64"):
     kernel = cos_sin_kernel(name)
+    part = address_of(cos_sin_part(name))
     for batch, tokens, axes, heads, pairs in SIZES:
         for given, coordinates, rows in product({1, batch}, {1, axes}, {1, batch}):
             positions = np.zeros((given, tokens, coordinates))
             frequencies, factors = np.ones((rows, 2, axes, heads, pairs)), np.ones((rows, 2))
             cos, sin = np.full((2, batch, tokens, heads, pairs), np.nan, name)
-            kernel(positions, frequencies, factors, cos, sin, 2)
+            kernel(part, positions, frequencies, factors, cos, sin, 2)
             assert (cos == 1).all() and (sin == 0).all()
 """
 EVERY_APPEND = """
@@ -34,7 +35,6 @@ from itertools import product
 import numpy as np
 from rope_cpu.kernels.append import append_kernel, append_part
 from rope_cpu.kernels.compile import address_of
-from rope_cpu.kernels.rotate import DONE
 
 kernel = append_kernel("float32", "int8")
 part = address_of(append_part("float32", "int8", "half"))
@@ -56,13 +56,13 @@ for batch, tokens, (heads, kv_heads), (width, value_width), page_size in SIZES:
     every_norm = np.ones({norms}, np.float32)
     for norms, threads in product((np.zeros((0, 0), np.float32), every_norm), (1, 2)):
         key, value = (np.zeros((*shape, size), np.int8) for size in (width, value_width))
-        scales = [np.zeros(shape, np.float32) for _ in "kv"]
+        scales = [np.zeros((*shape, 1), np.float32) for _ in "kv"]
         out = np.zeros_like(q)
-        blocks = np.array([pairs])
-        status = kernel(
-            part, q, k, v, out, key, value, *scales, slots, cos_sin, norms, blocks, width, threads
+        numbers = np.array([part, width, 2 * pairs, 2**25, pairs])
+        done = kernel(
+            numbers, q, k, v, out, key, value, *scales, slots, cos_sin, norms, threads
         )
-        assert status == DONE
+        assert done
         for array, number in ((key, 127), (value, 127), (scales[0], 0.001), (scales[1], 0.001)):
             assert (array.reshape(-1, *array.shape[2:])[:count] >= number).all()
             assert (array.reshape(-1, *array.shape[2:])[count:] == 0).all()
@@ -89,15 +89,14 @@ for new, widths, options, threads.limit in product(
 """
 WRONG_SHAPE = """
 import numpy as np
-from rope_cpu.kernels.angles import cos_sin_kernel
+from rope_cpu.kernels.angles import cos_sin_kernel, cos_sin_part
+from rope_cpu.kernels.compile import address_of
 
-def tables(pairs):
-    return np.zeros((1, {tokens}, 1, pairs))
-
-positions = np.zeros((1, {tokens}, 1))
+positions = np.zeros((1, {tokens} - 1, 1))
 frequencies = np.ones((1, 2, 1, 1, 64))
-factors = np.ones((1, 2))
-cos_sin_kernel("float64")(positions, frequencies, factors, tables(64), tables(63), 2)
+cos, sin = np.zeros((2, 1, {tokens}, 1, 64))
+part = address_of(cos_sin_part("float64"))
+cos_sin_kernel("float64")(part, positions, frequencies, np.ones((1, 2)), cos, sin, 2)
 """
 
 
@@ -109,13 +108,14 @@ def checked(tmp_path_factory):
 
 
 def test_kernels_stay_within_their_arrays(run_program, checked):
-    run_program(EVERY_SHAPE, env=checked)
+    _, err = run_program(EVERY_SHAPE, env=checked)
+    assert "IndexError" not in err
 
 
 def test_append_stays_within_its_arrays(run_program, checked):
     norms = "(3, max(width, value_width) + 1)"
     _, err = run_program(EVERY_APPEND.format(norms=norms), env=checked)
-    assert "IndexError" not in err  # a part cannot raise: Numba prints its error
+    assert "IndexError" not in err
 
 
 def test_bounds_of_norms_are_checked(run_program, checked):
@@ -139,6 +139,6 @@ def test_bounds_of_states_are_checked(run_program, checked):
 
 @pytest.mark.parametrize("tokens", [5, 512], ids=["serially", "in parallel"])
 def test_bounds_are_checked(run_program, checked, tokens):
-    """A table that is too small is noticed: so the test above can fail."""
+    """A position too few is noticed: so the test above can fail."""
     _, err = run_program(WRONG_SHAPE.format(tokens=tokens), env=checked, exits=1)
     assert "IndexError" in err

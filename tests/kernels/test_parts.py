@@ -11,6 +11,8 @@ from rope_cpu.kernels import compile as compiling
 
 # For each function that compiles a part, the arguments of one whose code has all branches.
 PARTS = {
+    "angles.cos_sin_part": [("float32",)],
+    "rotate.rotation_part": [("float32", "half")],
     "append.append_part": [("float32", "int8", "interleaved")],
     "attention.attention_part": [("int8", "attend"), ("int8", "finish")],
     "rotate_cached.rotate_cached_part": [("float32", "half")],
@@ -37,9 +39,9 @@ def test_a_part_neither_raises_nor_allocates(function, arguments, monkeypatch):
     LLVM has removed what is never reached. Loaded from the cache, a function has no LLVM code.
     """
 
-    def compiled(part, signature, options):
+    def compiled(part, signature, options, level):
         dispatcher = njit(**options)(part)
-        dispatcher.compile(signature)
+        compiling._compile(dispatcher, signature, level)
         return dispatcher
 
     monkeypatch.setattr(compiling, "_compile_or_load", compiled)

@@ -15,6 +15,7 @@ from oracle import ORDER, draw
 
 from rope_cpu.array_types import INTEGER_VIEWS
 from rope_cpu.kernels import rotate as kernels
+from rope_cpu.kernels.compile import address_of
 from rope_cpu.kernels.vectors import converts_float16
 
 NARROW = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
@@ -35,19 +36,21 @@ def launch(
     q, k, q_out, k_out, cos, sin, pairing="half", blocks=None, threads=1, cache_bytes=CACHES
 ):
     """Call the kernel on arrays (batch, tokens, heads, head_dim); k None: rotate q alone."""
-    kernel = kernels.rotation_kernel(q.dtype.name, pairing)
+    kernel = kernels.rotation_kernel(q.dtype.name)
+    part = address_of(kernels.rotation_part(q.dtype.name, pairing))
     element = INTEGER_VIEWS.get(q.dtype.name, q.dtype)
-    block_pairs = np.array(blocks or [cos.shape[-1]])
+    pairs = blocks or [cos.shape[-1]]
+    numbers = np.array([part, q.shape[3], 2 * sum(pairs), cache_bytes, *pairs])
     arrays = (q, q, q_out, q_out) if k is None else (q, k, q_out, k_out)
     views = [x.view(element) for x in arrays]
     count = 1 if k is None else 2
     table = np.stack([cos, sin]) if sin is not None else cos
-    return kernel(*views, table, block_pairs, q.shape[3], cache_bytes, count, threads)
+    return kernel(numbers, *views, table, count, threads)
 
 
 def rotated(x, cos, sin, pairing="half", **settings):
     out = np.zeros_like(x)
-    assert launch(x, None, out, None, cos, sin, pairing, **settings) == kernels.DONE
+    assert launch(x, None, out, None, cos, sin, pairing, **settings)
     return out
 
 
@@ -79,7 +82,7 @@ def test_the_same_bits_for_every_way_of_running(kind, pairing, groups, rng):
             given = [np.ascontiguousarray(x.transpose(order)).transpose(back) for x in (q, k)]
             out, in_place = [np.zeros_like(x) for x in given], [x.copy("K") for x in given]
             for target, source in ((out, given), (in_place, in_place)):
-                assert launch(*source, *target, cos, sin, pairing, threads=threads) == kernels.DONE
+                assert launch(*source, *target, cos, sin, pairing, threads=threads)
                 results = [x.tobytes() for x in target]
                 first = first or results
                 assert results == first
@@ -101,17 +104,17 @@ def test_cos_and_sin_of_any_strides(pairing, rng):
     wide = np.zeros((2, 2, 9, 2, 13), np.float32)[:, :, 1:6, ::2, 3:]
     wide[...] = table
     out = np.zeros_like(x)
-    assert launch(x, None, out, None, wide, None, pairing) == kernels.DONE
+    assert launch(x, None, out, None, wide, None, pairing)
     assert out.tobytes() == rotated(x, cos, sin, pairing).tobytes()
-    assert launch(x, None, out, None, np.asfortranarray(table), None, pairing) == kernels.INVALID
+    assert not launch(x, None, out, None, np.asfortranarray(table), None, pairing)
     one = table[:, :, :1].copy()
-    assert launch(x, None, out, None, one, None, pairing) == kernels.INVALID
+    assert not launch(x, None, out, None, one, None, pairing)
     strides = (*one.strides[:2], 0, *one.strides[3:])
     for tokens in (1, 5):
         repeated = np.lib.stride_tricks.as_strided(one, (2, 2, tokens, 1, 10), strides)
-        assert launch(x, None, out, None, repeated, None, pairing) == kernels.DONE
+        assert launch(x, None, out, None, repeated, None, pairing)
         pair = (x, x[:, :4], out, np.zeros_like(x[:, :4]))
-        assert launch(*pair, repeated, None, pairing) == kernels.INVALID
+        assert not launch(*pair, repeated, None, pairing)
         alike = [np.repeat(y[:, :1], 5, axis=1) for y in (cos, sin)]
         assert out.tobytes() == rotated(x, *alike, pairing).tobytes()
 
@@ -138,7 +141,7 @@ def test_blocks_of_every_width_in_place_and_out(kind, pairing, rng):
         out, in_place = x.copy(), x.copy()
         out[..., : 2 * pairs] = 0
         for source, target in ((x, out), (in_place, in_place)):
-            assert launch(source, None, target, None, cos, sin, pairing, blocks) == kernels.DONE
+            assert launch(source, None, target, None, cos, sin, pairing, blocks)
         assert out.tobytes() == in_place.tobytes(), blocks
         start = 0
         for n in blocks:
@@ -166,7 +169,7 @@ def test_results_past_the_caches_at_any_address(kind, pairing, rng):
                     (18 * step, 2 * step, step, dtype.itemsize),
                 )
                 before, out = memory.copy(), np.ndarray(x.shape, dtype, memory, start, strides)
-                assert launch(x, None, out, None, cos, sin, pairing, cache_bytes=0) == kernels.DONE
+                assert launch(x, None, out, None, cos, sin, pairing, cache_bytes=0)
                 assert out.tobytes() == expected.tobytes(), (pairs, odd, offset)
                 out[...] = np.ndarray(x.shape, dtype, before, start, strides)
                 assert (memory == before).all(), (pairs, odd, offset)
@@ -205,7 +208,7 @@ def test_one_in_place_and_the_other_not(in_place, rng):
         x if in_place in (name, "both") else np.zeros_like(x)
         for name, x in zip("qk", given, strict=True)
     ]
-    assert launch(*given, *outs, cos, sin) == kernels.DONE
+    assert launch(*given, *outs, cos, sin)
     assert [x.tobytes() for x in outs] == expected
 
 
@@ -281,7 +284,7 @@ def test_nothing_is_written_where_another_array_is_read(order, rng):
         x, apart = view(200), np.zeros((1, 3, 2, 4), np.float32)
         for start in range(120, 290):
             out = view(start)
-            if launch(x, None, out, None, cos, sin) == kernels.DONE:
+            if launch(x, None, out, None, cos, sin):
                 assert start == 200 or not np.shares_memory(x, out), (head_step, token_step, start)
                 taken += 1
             # The output of k lies on q, then that of q on k, then both outputs in one place.
@@ -290,7 +293,7 @@ def test_nothing_is_written_where_another_array_is_read(order, rng):
                 (apart, x, out, apart.copy()),
                 (apart, apart, x, out),
             ):
-                if launch(*arrays, cos, sin) == kernels.DONE:
+                if launch(*arrays, cos, sin):
                     assert not np.shares_memory(x, out), (head_step, token_step, start)
                     taken += 1
     assert taken > 100
@@ -313,7 +316,7 @@ def test_views_of_one_buffer_are_rotated_without_copies(fused, batch, tokens, rn
         )
     expected, kept = [rotated(x.copy(), cos, sin) for x in (q, k)], v.copy()
     other = np.zeros_like(buffer)
-    assert launch(q, k, q, k, cos, sin) == kernels.DONE
+    assert launch(q, k, q, k, cos, sin)
     assert all(map(np.array_equal, (q, k, v), (*expected, kept)))
 
     def counterpart(x):
@@ -322,7 +325,7 @@ def test_views_of_one_buffer_are_rotated_without_copies(fused, batch, tokens, rn
         return np.lib.stride_tricks.as_strided(other.ravel()[start:], x.shape, x.strides)
 
     places = [counterpart(x) for x in (q, k)]
-    assert launch(q, k, *places, cos, -sin) == kernels.DONE
+    assert launch(q, k, *places, cos, -sin)
     assert not np.array_equal(other, 0 * other)
 
 
@@ -354,7 +357,7 @@ def test_what_does_not_fit_is_not_written(wrong, rng):
         q = k = draw(rng, (2, 3, 4, 16), np.float32)
         q_out, k_out = q[::-1], np.zeros_like(q)
     before = q_out.copy(), k_out.copy()
-    assert launch(q, k, q_out, k_out, cos, sin) == kernels.INVALID
+    assert not launch(q, k, q_out, k_out, cos, sin)
     assert all(map(np.array_equal, (q_out, k_out), before))
 
 

@@ -85,7 +85,12 @@ def operations(builds):
 @pytest.mark.parametrize("empty", [None, [], ()])
 def test_caches_have_kernels_only_where_their_dtypes_are_given(empty):
     builds = warmup.kernel_builds("float32", empty)
-    assert {build for build, _ in builds} == {warmup.cos_sin_kernel, warmup.rotation_kernel}
+    assert {build for build, _ in builds} == {
+        warmup.cos_sin_kernel,
+        warmup.cos_sin_part,
+        warmup.rotation_kernel,
+        warmup.rotation_part,
+    }
 
 
 def test_each_input_dtype_has_kernels_for_each_cache_dtype(monkeypatch):
