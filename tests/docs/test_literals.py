@@ -5,7 +5,6 @@ from typing import get_args
 import pytest
 
 from rope_cpu import array_types
-from rope_cpu.caches import kv_cache
 from rope_cpu.export import nodes, options, targets
 
 
@@ -14,7 +13,7 @@ from rope_cpu.export import nodes, options, targets
     [
         (array_types.Layout, array_types.LAYOUT_AXES),
         (array_types.DtypeName, array_types.DTYPES),
-        (array_types.CacheDtypeName, kv_cache._DTYPES.values()),
+        (array_types.CacheDtypeName, array_types.CACHE_FORMATS),
         (options.TargetName, targets.TARGETS),
         (options.Mask, ["none", *nodes.MASK_SHAPES]),
     ],
