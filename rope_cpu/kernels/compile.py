@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from numba import config, njit, prange, types
+from numba.core.compiler_lock import global_compiler_lock
 
 from rope_cpu.kernels import threads
 from rope_cpu.kernels.vectors import address, call_part, stored
@@ -42,7 +43,7 @@ _CACHE_FILES = f"*_{'[0-9a-f]' * 16}-*.nb[ic]"  # those of kernels of any versio
 
 _logger = logging.getLogger("rope_cpu")
 _warned: set[str | None] = set()  # the cache folders that a warning has named
-_numba_setting = threading.Lock()
+_cache_setting = threading.Lock()
 
 
 def device_function(
@@ -227,9 +228,10 @@ def _compile(dispatcher: Any, signature: tuple[Any, ...], level: int) -> None:
     """Compile or load a function at a level of LLVM's optimisation, or at the user's if it is less.
 
     The garbage collector rests meanwhile: it finds little in the compiler's objects, which it would
-    visit for a tenth of the time.
+    visit for a tenth of the time. Numba's own lock keeps functions of other libraries, compiled in
+    other threads, from this level.
     """
-    with _numba_setting:
+    with global_compiler_lock:
         usual = config.OPT
         collects = gc.isenabled()
         config.OPT = type(usual)(min(level, usual))
@@ -262,7 +264,7 @@ def _enable_cache(dispatcher: Any) -> None:
     another library that is decorated in another thread meanwhile, for 0.1 ms, is cached in this
     folder too, and compiled once more by the next process.
     """
-    with _numba_setting:
+    with _cache_setting:
         if config.CACHE_DIR or config.CACHE_LOCATOR_CLASSES:
             dispatcher.enable_caching()
             return
