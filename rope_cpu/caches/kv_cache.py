@@ -18,7 +18,7 @@ from rope_cpu.caches import Immutable
 _DTYPE_LIST = ", ".join(CACHE_FORMATS)  # for error texts
 
 _CACHE_LINE = 64  # bytes
-NO_SCALE = np.empty((0, 0, 0, 1), np.float32)  # of a cache that is not int8
+NO_SCALE = np.empty((0, 0, 0, 1), np.float32)  # of a cache without scales
 
 # The attributes of a cache that hold its arrays.
 CACHE_ARRAYS = ("key", "value", "key_scale", "value_scale")
