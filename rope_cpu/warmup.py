@@ -14,16 +14,22 @@ import numpy as np
 from rope_cpu.arguments.arrays import to_dtype
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.texts import did_you_mean, shown
-from rope_cpu.array_types import DTYPE_NAMES, DTYPES, CacheDtype, Dtype, DtypeName
+from rope_cpu.array_types import (
+    CACHE_FORMATS,
+    CACHE_NAMES,
+    DTYPE_NAMES,
+    CacheDtype,
+    Dtype,
+    DtypeName,
+)
 from rope_cpu.kernels.angles import cos_sin_kernel, cos_sin_part
-from rope_cpu.kernels.append import CACHE_ELEMENTS, append_kernel, append_part
+from rope_cpu.kernels.append import append_kernel, append_part
 from rope_cpu.kernels.attention import PARTS, attention_kernel, attention_part
 from rope_cpu.kernels.rotate import PAIRINGS, rotation_kernel, rotation_part
 from rope_cpu.kernels.rotate_cached import rotate_cached_kernel, rotate_cached_part
 from rope_cpu.kernels.vectors import converts_float16
 
 _ALL_DTYPES: tuple[DtypeName, ...] = get_args(DtypeName)
-_CACHE_DTYPE_NAMES = {DTYPES.get(name, np.dtype(np.int8)): name for name in CACHE_ELEMENTS}
 
 # A function that compiles or loads a kernel, and its arguments.
 Build = tuple[Callable[..., Any], tuple[str, ...]]
@@ -154,7 +160,7 @@ def _cache_builds(dtypes: list[str], cache_dtypes: list[str]) -> list[Build]:
         builds.append((append_kernel, (dtype, cache_dtype)))
         builds += [(append_part, (dtype, cache_dtype, pairing)) for pairing in PAIRINGS]
     for cache_dtype in computed:
-        if cache_dtype != "int8":
+        if not CACHE_FORMATS[cache_dtype].has_scales:
             builds.append((rotate_cached_kernel, (cache_dtype,)))
             builds += [(rotate_cached_part, (cache_dtype, pairing)) for pairing in PAIRINGS]
         builds.append((attention_kernel, (cache_dtype,)))
@@ -179,7 +185,7 @@ def dtype_names(dtypes: Any) -> list[str]:
 
 def cache_dtype_names(cache_dtypes: Any) -> list[str]:
     """Return the names of dtypes of caches, without duplicates; raise TypeError for any other."""
-    return _names("cache_dtypes", cache_dtypes, _CACHE_DTYPE_NAMES)
+    return _names("cache_dtypes", cache_dtypes, CACHE_NAMES)
 
 
 def _names(argument: str, dtypes: Any, known: Mapping[np.dtype[Any], str]) -> list[str]:

@@ -38,8 +38,7 @@ KERNEL_CACHE = kernel_cache()
 if KERNEL_CACHE:
     os.environ["NUMBA_CACHE_DIR"] = KERNEL_CACHE
 
-from rope_cpu.array_types import DTYPES  # noqa: E402
-from rope_cpu.kernels.append import CACHE_ELEMENTS  # noqa: E402
+from rope_cpu.array_types import CACHE_FORMATS, DTYPES  # noqa: E402
 from rope_cpu.warmup import compile_kernels, kernel_builds  # noqa: E402
 
 # Examples of earlier runs are not drawn again, and no test fails because a machine is slow.
@@ -87,7 +86,7 @@ def pytest_collection_finish(session):
     worker = getattr(session.config, "workerinput", None)
     folders = {item.path.parent.name for item in session.items}
     if worker and "rotation" in folders:
-        builds = kernel_builds(tuple(DTYPES), tuple(CACHE_ELEMENTS) if "launch" in folders else ())
+        builds = kernel_builds(tuple(DTYPES), tuple(CACHE_FORMATS) if "launch" in folders else ())
         first = int(worker["workerid"].removeprefix("gw"))
         list(compile_kernels(builds[first :: worker["workercount"]]))
 

@@ -18,8 +18,9 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import types
+from numba import from_dtype, types
 
+from rope_cpu.array_types import CACHE_FORMATS
 from rope_cpu.kernels import compile
 from rope_cpu.kernels.head_vectors import (
     Norm,
@@ -52,14 +53,6 @@ from rope_cpu.kernels.rotate import (
     view,
 )
 from rope_cpu.kernels.vectors import address, advance, byte_pointer, pointer
-
-# Numba's types of the cache elements for each dtype.
-CACHE_ELEMENTS = {
-    "float32": types.float32,
-    "float16": types.int16,
-    "bfloat16": types.uint16,
-    "int8": types.int8,
-}
 
 _ZERO = np.float32(0)
 
@@ -154,6 +147,10 @@ def _make_write_slot_int8(pairing: Callable[[int], Any], write_heads: Any) -> An
         quantise(rows, kept, scales, scratch)
 
     return write_slot_int8
+
+
+# The same for the dtypes of caches with scales.
+_SCALED = {"int8": _make_write_slot_int8}
 
 
 # Placeholders for the device functions of one input dtype, cache dtype and pairing:
@@ -298,10 +295,16 @@ def _append(
     return scratch.size >= 0  # Numba frees an array after its last use
 
 
+def cache_type(dtype: str, readonly: bool = False) -> Any:
+    """Return Numba's type of keys and values in a cache of a dtype, a key of `CACHE_FORMATS`."""
+    element = from_dtype(CACHE_FORMATS[dtype].kernel_dtype)
+    return types.Array(element, 4, "A", readonly=readonly, aligned=False)
+
+
 def _step_types(dtype: str, cache_dtype: str) -> Step:
     """Return Numba's types of the arrays of a step."""
     x = types.Array(ELEMENTS[dtype][0], 4, "A", readonly=True, aligned=False)
-    kept = types.Array(CACHE_ELEMENTS[cache_dtype], 4, "A", aligned=False)
+    kept = cache_type(cache_dtype)
     scale = types.Array(types.float32, 4, "A", aligned=False)
     return Step(
         numbers=NUMBERS,
@@ -323,10 +326,11 @@ def _step_types(dtype: str, cache_dtype: str) -> Step:
 def append_part(dtype: str, cache_dtype: str, pairing: str) -> Any:
     """Return the compiled part of the append kernel for a key of `PAIRINGS`.
 
-    dtype: of q, k, v and q_out, not float64. cache_dtype: a key of `CACHE_ELEMENTS`.
+    dtype: of q, k, v and q_out, not float64. cache_dtype: a key of `CACHE_FORMATS`.
     """
     write_heads = _make_write_heads(PAIRINGS[pairing])
-    make_write_slot = _make_write_slot_int8 if cache_dtype == "int8" else _make_write_slot
+    has_scales = CACHE_FORMATS[cache_dtype].has_scales
+    make_write_slot = _SCALED[cache_dtype] if has_scales else _make_write_slot
     step = types.NamedTuple(_step_types(dtype, cache_dtype), Step)
     scratch = types.Array(types.float32, 1, "C")
     return compile.compile_part(
@@ -334,7 +338,7 @@ def append_part(dtype: str, cache_dtype: str, pairing: str) -> Any:
         f"append_part_{dtype}_{cache_dtype}_{pairing}",
         types.Tuple((step, scratch)),
         # int8 takes 1.03 of the time at level 1.
-        level=3 if cache_dtype == "int8" else 1,
+        level=3 if has_scales else 1,
         write_heads=write_heads,
         write_slot=make_write_slot(PAIRINGS[pairing], write_heads),
     )

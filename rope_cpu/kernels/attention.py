@@ -16,7 +16,7 @@ import numpy as np
 from numba import carray, from_dtype, types
 
 from rope_cpu.kernels import compile
-from rope_cpu.kernels.append import CACHE_ELEMENTS
+from rope_cpu.kernels.append import cache_type
 from rope_cpu.kernels.rotate import ELEMENT, TOKEN, row_offset, view
 from rope_cpu.kernels.vectors import (
     ALIGNMENT,
@@ -89,7 +89,7 @@ class _Vectors(NamedTuple):
     """The cached keys or values of one head in a range."""
 
     cached: Any  # view (pages, page_size, heads, width)
-    scale: Any  # view (pages, page_size, heads, 1)
+    scale: Any  # view (pages, page_size, heads, 1), empty without scales
     offsets: Any  # int64 (RANGE,), in bytes
     scales: Any  # float32 (RANGE,)
 
@@ -161,7 +161,7 @@ def _locate(vectors, pages, head, start, stop):
         scale = advance(vectors.scale.pointer, row_offset(vectors.scale, page, place, head))
         for n in range(count):
             vectors.offsets[index % RANGE + n] = offset + n * cached.strides[TOKEN]
-            if cached.itemsize == 1:
+            if vectors.scale.shape[TOKEN] > 0:
                 vectors.scales[index % RANGE + n] = advance(
                     scale, n * vectors.scale.strides[TOKEN]
                 )[0]
@@ -491,7 +491,7 @@ def _attend(attend, finish, arguments, parts):
 
 def _step_types(dtype: str) -> Step:
     """Return Numba's types of a step."""
-    cached = types.Array(CACHE_ELEMENTS[dtype], 4, "A", readonly=True, aligned=False)
+    cached = cache_type(dtype, readonly=True)
     scale = types.Array(types.float32, 4, "A", readonly=True, aligned=False)
     return Step(
         q=types.Array(types.float32, 3, "C", readonly=True, aligned=False),
@@ -522,7 +522,7 @@ def attention_part(dtype: str, name: str) -> Any:
 
 @cache
 def attention_kernel(dtype: str) -> Any:
-    """Return the compiled kernel for caches of a dtype, a key of `CACHE_ELEMENTS`.
+    """Return the compiled kernel for caches of a dtype, a key of `CACHE_FORMATS`.
 
     It takes the addresses of the parts "attend" and "finish", a `Step` of checked arrays as a plain
     tuple, whose type Numba finds faster, and the number of threads.
