@@ -20,7 +20,7 @@ import numpy as np
 import rope_cpu
 from rope_cpu.arguments.texts import first_line, shown
 from rope_cpu.array_types import Float64
-from rope_cpu.launch.rotate import caches
+from rope_cpu.machine import caches
 
 FORMAT = 3
 

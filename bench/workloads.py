@@ -15,7 +15,7 @@ from rope_cpu import RotaryEmbedding
 from rope_cpu.accuracy import reference
 from rope_cpu.accuracy.tolerance import compare, half_ulp
 from rope_cpu.array_types import COMPUTE_DTYPES, DTYPES, Array
-from rope_cpu.launch.rotate import last_level_cache
+from rope_cpu.machine import last_level_cache
 
 Pair = tuple[Array, Array]
 

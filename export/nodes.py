@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.launch.cos_sin import CosSin
+from rope_cpu.rotation.cos_sin import CosSin
 
 from .graph import BATCH, FLOAT64, SEQUENCE, TOTAL, Graph, Shape
 from .options import AttentionOptions

@@ -1,7 +1,7 @@
 """The exact reference: rotations computed far beyond float64.
 
 It is the oracle of kernels and graphs and shares no code with them, on purpose: its error-free
-arithmetic exists a second time in `rope_cpu.launch.cos_sin`, so that no error is common to both.
+arithmetic exists a second time in `rope_cpu.rotation.cos_sin`, so that no error is common to both.
 
 A rotation by position p is the product of rotations by the powers of two whose sum is p. Cos and
 sin of each power are Taylor series in integer arithmetic, then squared; their products are sums of

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache, lru_cache
-from pathlib import Path
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from rope_cpu.launch.arrays import (
     refuse,
     results_for,
 )
+from rope_cpu.machine import last_level_cache
 
 # A launch passes arrays to one kernel without copying them:
 #     launch(cos_sin, q, k, q_out, k_out, arrays) -> bool
@@ -36,9 +36,6 @@ from rope_cpu.launch.arrays import (
 # The caller compares the dtypes of all arrays: Numba accepts an array of the other byte order as a
 # native one if it is read-only or unaligned.
 Launch = Callable[[Array, Array, Array, Array, Array, int], bool]
-
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
-_DEFAULT_CACHE_BYTES = 32 * 2**20
 
 
 @lru_cache
@@ -118,27 +115,6 @@ def numbers_of(part: Any, heads: HeadLayout) -> Array:
     pairs = [width // 2 for width in heads.blocks]
     sizes = (heads.head_dim, sum(heads.blocks), last_level_cache())
     return np.array([address_of(part), *sizes, *pairs], np.int64)
-
-
-@cache
-def caches() -> dict[str, int]:
-    """Return the sizes of the data caches of the first core in bytes: {"L1": …, "L2": …}."""
-    sizes = {}
-    for file in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")):
-        try:
-            size = file.read_text().strip()
-            kind = file.with_name("type").read_text().strip()
-            level = file.with_name("level").read_text().strip()
-        except OSError:
-            continue
-        if kind != "Instruction" and size[:-1].isdigit() and size[-1] in _UNITS:
-            sizes[f"L{level}"] = int(size[:-1]) * _UNITS[size[-1]]
-    return sizes
-
-
-def last_level_cache() -> int:
-    """Return the size of the last-level cache in bytes; 32 MiB if the system does not report it."""
-    return max(caches().values(), default=_DEFAULT_CACHE_BYTES)
 
 
 def repeated(cos_sin: Array, tokens: int) -> Array:

@@ -35,9 +35,9 @@ from rope_cpu.frequencies.generators import solve
 from rope_cpu.frequencies.scaling import scaled
 from rope_cpu.frequencies.spec import AngleDtype, RopeSpec, from_inv_freq
 from rope_cpu.launch.arrays import HeadLayout
-from rope_cpu.launch.cos_sin import CosSin, PackedCosSin, check_rerotation, rows_of_lengths
 from rope_cpu.models import reader
 from rope_cpu.models.model import ModelConfig
+from rope_cpu.rotation.cos_sin import CosSin, PackedCosSin, check_rerotation, rows_of_lengths
 from rope_cpu.rotation.plan import MISSING, RotaryPlan
 
 

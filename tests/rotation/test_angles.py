@@ -10,7 +10,7 @@ import pytest
 from refusals import assert_refused
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.launch import cos_sin as angles
+from rope_cpu.rotation import cos_sin as angles
 
 
 def positions_up_to(limit, count, rng):

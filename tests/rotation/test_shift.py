@@ -9,7 +9,7 @@ import pytest
 from oracle import draw, expected
 
 from rope_cpu import RotaryEmbedding, RotaryPlan
-from rope_cpu.launch.cos_sin import CosSin
+from rope_cpu.rotation.cos_sin import CosSin
 
 
 def test_shift_moves_rotated_keys(dtype, interleaved, rng):
