@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from rope_cpu.arguments import limits, scalars
-from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.models.model_types import Config, ModelFacts, data, table_rows
 
@@ -39,10 +39,11 @@ _REQUIRED_TYPES: dict[str, tuple[Any, str]] = {
 _ROTATION = re.compile(KEYS["rotation"])
 _ASKS = re.compile(KEYS["asking"])
 _WIDTH_KEY = "hidden_size"
+_NEW_NAMES = {"type": "rope_type"}
 
 
 def check_containers(config: Config) -> None:
-    """Raise if a key of a config has a container of the wrong type, or holds a NumPy array."""
+    """Raise for a container of the wrong type, a NumPy array, or two sections that differ."""
     for key, (required, name) in _REQUIRED_TYPES.items():
         value = config.get(key)
         if value is not None and not isinstance(value, required):
@@ -58,6 +59,21 @@ def check_containers(config: Config) -> None:
             raise TypeError(
                 f"`layer_types` holds {shown(layer_type)} for layer {layer}; it must be a string"
             )
+    _refuse_two_sections(config)
+
+
+def _refuse_two_sections(config: Config) -> None:
+    """Raise if a config has two sections that differ, as one of them would be unread."""
+    base = {"rope_type": "default", "rope_theta": config.get("rope_theta")}
+    named = [
+        {**base, **{_NEW_NAMES.get(key, key): own[key] for key in own if own[key] is not None}}
+        for own in (config.get(name) for name in SECTIONS)
+        if own
+    ]
+    if named[1:] not in ([], named[:1]):
+        rule = "be left out, or be equal; put its keys in `rope_parameters`, beside `rope_theta`"
+        remedy = "transformers 5 reads `rope_scaling` alone, and loses the base of the other"
+        raise ArgumentError("rope_scaling", Finding("differs from `rope_parameters`"), rule, remedy)
 
 
 def refuse_unread_part(raw: Config, names: Mapping[str, str]) -> None:

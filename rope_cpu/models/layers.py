@@ -48,7 +48,7 @@ def rope_parameters_by_type(text: Config, facts: ModelFacts) -> dict[str, RopePa
     else:
         parts = {ALL_LAYERS: _default_section(text, facts)}
     return {
-        label: None if part is None else _completed(label, without_nulls(part), text, facts)
+        label: None if part is None else _completed(label, part, text, facts)
         for label, part in parts.items()
     }
 
@@ -123,18 +123,23 @@ def _old_values(label: str, own: Config, text: Config, facts: ModelFacts) -> Rop
     return values
 
 
-def _completed(label: str, own: Config, text: Config, facts: ModelFacts) -> RopeParameters:
+def _completed(label: str, part: Config, text: Config, facts: ModelFacts) -> RopeParameters:
     """Return a section with its base, its rotated share and its original length.
 
-    Each is that of the first place which has it: the section, the file, the model type.
+    Each is that of the first place which has it: the section, the file, the model type. A base of
+    null alone is refused, since models of transformers with it cannot be built.
     """
+    own = without_nulls(part)
     defaults = facts.defaults if label == ALL_LAYERS else facts.filled.get(label, {})
     key = facts.theta.get(label)
     # Own sections of a class have their bases.
     if not facts.theta and (own_section(text)[1] or not facts.rope_parameters):
         key = "rope_theta"
-    bases = (own.get("rope_theta"), _value(text, key), defaults.get("rope_theta"), DEFAULT_THETA)
-    added = {"rope_theta": _first(*bases)}
+    theta = _first(own.get("rope_theta"), _value(text, key))
+    if theta is None and "rope_theta" in part:
+        remedy = "transformers 5 loses it where `config.rope_scaling` is assigned: take the model's"
+        raise ArgumentError("rope_theta", None, "be a number, the base of the model", remedy)
+    added = {"rope_theta": _first(theta, defaults.get("rope_theta"), DEFAULT_THETA)}
     if label == ALL_LAYERS:
         added[_ORIGINAL] = _first(text.get(_ORIGINAL), own.get(_ORIGINAL))
     key = facts.partial.get(label, None if label == ALL_LAYERS else SHARE)

@@ -31,6 +31,19 @@ def test_old_and_new_forms_are_alike() -> None:
     np.testing.assert_allclose(old.inv_freq, inv_freq(128, 5e5) / 4, rtol=1e-14)
 
 
+OLD_YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+@pytest.mark.parametrize("scaling", [OLD_YARN, {**OLD_YARN, "rope_theta": 5e5, "beta_fast": None}])
+def test_two_sections_that_say_the_same_are_one(scaling: dict[str, Any]) -> None:
+    both = {"rope_theta": 5e5, "rope_parameters": YARN | BASE, "rope_scaling": scaling}
+    assert read(LLAMA, both) == read(LLAMA, {"rope_parameters": YARN | BASE})
+
+
+def test_a_base_beside_a_null_counts() -> None:
+    assert read(LLAMA, BASE, {"rope_parameters": NO_BASE}) == read(LLAMA, BASE)
+
+
 def test_the_file_given_is_not_written_to() -> None:
     given = {**LLAMA, "rope_parameters": {"rope_type": "default"}}
     read(given)
@@ -75,6 +88,10 @@ def scaled(**section: Any) -> dict[str, Any]:
 
 
 LINEAR = {"rope_type": "linear"}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
+BASE = {"rope_theta": 5e5}
+NO_BASE = {"rope_theta": None}
+DEFAULT = {"rope_type": "default", **BASE}
 ROTARY = {"position_embedding_type": "rotary"}
 REFUSALS: list[tuple[Any, type[Exception], str]] = [
     (17, TypeError, "`config` is a int"),
@@ -119,6 +136,13 @@ REFUSALS: list[tuple[Any, type[Exception], str]] = [
     (of("inkling2", text_config=of("inkling2_text")), ValueError, "not rotated"),
     (of("olmo_hybrid", rope_parameters={"rope_theta": None}), ValueError, "is None.*not rot"),
     (of("olmo_hybrid", rope_theta=None), ValueError, "`rope_theta` is None"),
+    (llama(rope_parameters=YARN | NO_BASE), ValueError, "`rope_theta` is None.*transformers 5"),
+    (llama(rope_parameters=NO_BASE), ValueError, "`rope_theta` is None"),
+    (of("gemma3_text", rope_parameters={"full_attention": NO_BASE}), ValueError, "_theta` is None"),
+    (of("modernbert", rope_parameters={"full_attention": NO_BASE}), ValueError, "_theta` is None"),
+    (llama(rope_parameters=DEFAULT, rope_scaling=YARN), ValueError, "`rope_scaling` differs"),
+    ({"text_config": llama(rope_parameters=DEFAULT, rope_scaling=YARN)}, ValueError, "differs"),
+    (llama(rope_parameters=YARN | BASE, rope_scaling=YARN), ValueError, "`rope_scaling` differs"),
 ]
 
 
@@ -157,6 +181,27 @@ META = {"dim": 2048, "n_layers": 16, "n_heads": 32, "multiple_of": 256, "use_sca
 MISTRAL = {"dim": 4096, "n_layers": 32, "n_heads": 32, "head_dim": 128, "hidden_dim": 14336}
 DECODER = {"head_size": 128, "hidden_size": 4096, "num_attention_heads": 32}
 MEGATRON = {"num_layers": 32, "kv_channels": 128, "rotary_base": 500000, "rotary_percent": 1.0}
+KERAS_LLAMA = {
+    "num_query_heads": 32,
+    "hidden_dim": 4096,
+    "rope_max_wavelength": 500000,
+    "rope_frequency_adjustment_factor": 8.0,
+}
+KERAS = {
+    "module": "keras_hub.src.models.llama3.llama3_backbone",
+    "class_name": "Llama3Backbone",
+    "config": KERAS_LLAMA,
+    "registered_name": "keras_hub>Llama3Backbone",
+}
+LITGPT = {"name": "Llama-3.1-8B", "padded_vocab_size": 128256, "rope_condense_ratio": 1}
+CTRANSLATE2 = {
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "layer_norm_epsilon": 1e-5,
+}
+MOSHI = {"dim": 4096, "num_heads": 32, "n_q": 16, "text_card": 32000, "max_period": 10000}
+OLMO_CORE = {"d_model": 4096, "block": {"attention": {"n_heads": 32}}, "lm_head": {}}
 
 # Objects of other files, each with the name of its file and the words that tell it apart.
 FOREIGN_OBJECTS: list[tuple[str, dict[str, Any], str]] = [
@@ -173,8 +218,15 @@ FOREIGN_OBJECTS: list[tuple[str, dict[str, Any], str]] = [
         {"model": {"type": "llama", "decoder": DECODER}, "search": {}},
         "GenAI, which lacks `rope_theta`; .*; it names 'llama'$",
     ),
-    ("params.json", META, "Meta's own format; .*interleaved=True.*factor, 8 .* 32 in Llama 3.2"),
+    ("params.json", META, "Meta's own format; .*interleaved=True.*: 32 in .* 1B and 3B, 8 in"),
     ("params.json", {**MISTRAL, "yarn": {"factor": 16}}, "Mistral's own .*interleaved=True.*yarn"),
+    ("config.json", KERAS, "KerasHub.*llama3.*it names 'Llama3Backbone'$"),
+    ("config.json", of("llama", **KERAS["config"]), "KerasHub.*`rope_frequency_adjustment_factor`"),
+    ("lit_config.json", LITGPT, "LitGPT; give the config.json beside it.*'Llama-3.1-8B'$"),
+    ("config.json", of("llama", **CTRANSLATE2), "CTranslate2.*model.bin"),
+    ("config.json", of("moshi", **MOSHI), "moshi.*max_period, interleaved=True"),
+    ("config.json", {"model": OLMO_CORE, "dataset": {}, "trainer": {}}, "OLMo-core.*to_hf_config$"),
+    ("config.json", of("olmo2", **OLMO_CORE), "OLMo-core"),
     ("open_clip_config.json", {"model_cfg": {}, "preprocess_cfg": {}}, "OpenCLIP"),
     ("model_index.json", {"_class_name": "FluxPipeline", "scheduler": ["a", "b"]}, "transformer"),
     ("config.json", {"architecture": "eva02_base", "pretrained_cfg": {}}, "timm.*'eva02_base'$"),
