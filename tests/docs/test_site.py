@@ -118,6 +118,7 @@ def test_every_block_says_its_language():
     ("page", "words"),
     [
         ("differences.md", ("100k", "outputs differ")),
+        ("recipes.md", ("# From MLX", "Megatron core", "KerasHub", "penzai", "timm and others")),
         ("serving.md", ("bfloat16 and int8 caches",)),
         ("support.md", ("Windows", "macOS")),
         ("threads.md", ("gunicorn", "Docker", "slow first call")),
