@@ -56,7 +56,8 @@ from rope_cpu.models.model_types import ALL_LAYERS, Config, data
 # the frequencies, and their names as rope parameters. `inert`: keys that files have beside a
 # scaling type that does not use them, and the width of a head with latent attention, of which
 # `rope.dimension_count` elements are rotated. `neutral`: the values of unread keys that change
-# nothing, if they are not 0 and 1. `permuted`: the note on files whose pairing differs.
+# nothing, if they are not 0 and 1. `permuted`: the note on files whose pairing differs;
+# `left_over`: that on pairs which no axis takes in turn.
 TABLE: Config = data("gguf.json")
 ARCHITECTURES: Mapping[str, Config] = TABLE["architectures"]
 FACTORS: Mapping[str, str] = TABLE["tensors"]
@@ -246,10 +247,20 @@ def _config(metadata: Metadata) -> GgufConfig:
         model_type=name,
         values=without_nulls({"max_position_embeddings": context}),
         rope_parameters={label: rotation.parameters for label, rotation in rotations.items()},
-        pairing_note=TABLE["permuted"] if facts.get("permuted") else None,
+        pairing_note=_pairing_note(metadata),
         metadata=metadata,
         rotations=rotations,
     )
+
+
+def _pairing_note(metadata: Metadata) -> str | None:
+    """Return in what the pairs differ from those of config.json, or of llama.cpp."""
+    pairing = metadata.facts["pairing"]
+    sections = _sections(metadata, pairing) if pairing == "imrope" else ()
+    left_over = [pair for pair in range(sum(sections)) if pair // 3 >= sections[pair % 3]]
+    if left_over:
+        return f"pairs {cut(', '.join(map(str, left_over)))}: {TABLE['left_over']}"
+    return TABLE["permuted"] if metadata.facts.get("permuted") else None
 
 
 def _rotations(metadata: Metadata) -> dict[str, Rotation]:

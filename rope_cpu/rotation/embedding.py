@@ -252,6 +252,8 @@ class RotaryEmbedding(metaclass=_Constructors):
         `rope_factors_long`. The pairing follows from the architecture. For Llama and its relatives
         it is the other one than in the same model's config.json: pairs are (2i, 2i+1), since the
         converter to GGUF reorders the rows of q and k. Use it with weights from the same file.
+        Two pairs of Qwen3-VL turn with the time, as in transformers; llama.cpp does not turn them
+        for text.
 
         Parameters
         ----------

@@ -54,6 +54,18 @@ def test_show_says_nothing_of_architectures_that_are_not_reordered(run, tmp_path
     assert not any("reorder" in line for line in lines)
 
 
+@pytest.mark.parametrize(("sections", "is_named"), [([24, 20, 20, 0], True), ([22, 21, 21], False)])
+def test_show_names_pairs_that_llama_cpp_leaves_unrotated(run, tmp_path, sections, is_named):
+    values = {
+        "embedding_length": 512,
+        "attention.head_count": 4,
+        "rope.dimension_sections": sections,
+    }
+    _, lines = run("show", gguf_files.write(tmp_path / "model.gguf", "qwen3vl", values))
+    words = "61, 62: as in transformers by the first axis; llama.cpp leaves them unrotated for text"
+    assert (words in " ".join(lines)) is is_named
+
+
 def test_show_has_both_lengths_of_longrope(run, tmp_path):
     factors = {gguf_files.SHORT: np.ones(8), gguf_files.LONG: np.full(8, 4.0)}
     values = LLAMA | {"rope.scaling.original_context_length": 1024}
