@@ -234,7 +234,7 @@ def _double_heads(config: Config) -> Config:
     return {"head_dim": 2 * hidden // heads, **config}
 
 
-@_quirk("bailing_moe", "bailing_moe_v2", "bailing_moe_linear", "telechat3", "plamo3")
+@_quirk("bailing_moe", "bailing_moe_v2", "bailing_moe_linear", "telechat3", "plamo3", "ouro")
 def _needs_theta(config: Config) -> Config:
     """Refuse a config without a base, as the default is not known."""
     if not has_theta(config):

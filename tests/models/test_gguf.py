@@ -166,6 +166,14 @@ MODELS = {
         },
         values={"rope.freq_base": 1e7, DIMENSIONS: 64, SECTIONS: [11, 11, 10, 0]},
     ),
+    "qwen3.8 flash next": model(
+        *("qwen4exp", "qwen4_exp_text", (2048, 24, 256)),
+        config={
+            "rope_parameters": QWEN3_VL
+            | {"mrope_section": [11, 11, 10], "rope_theta": 10000000, "partial_rotary_factor": 0.25}
+        },
+        values={"rope.freq_base": 1e7, DIMENSIONS: 64, SECTIONS: [11, 11, 10, 0]},
+    ),
     "gemma-2": model("gemma2", "gemma2", (2304, 8, 256), values={WINDOW: 4096}),
     "gemma-3": model(
         *("gemma3", "gemma3_text", (5376, 32, 128), 1e6),

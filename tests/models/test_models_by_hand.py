@@ -88,6 +88,10 @@ GTE = of("new", rope_theta=20000, position_embedding_type="rope")
 GTE_LONGER = GTE | {"rope_scaling": {"type": "ntk", "factor": 8.0}}
 ROTARY = {"position_embedding_type": "rotary"}
 FLA = of("transformer", hidden_size=1024, num_heads=16, num_kv_heads=4, head_dim=32)
+GIGACHAT = of("gigachat3_5", layer_types=["linear_attention", "attention"])
+DEEPSEEK_TINY = of("deepseek_vl_v2", language_config=widths(1280, 10, use_mla=False))
+JET = of("jet_nemotron", layer_types=["jet", "attn", "swa"])
+MINIMAX = of("minimax_text_01", **widths(6144, 64), head_dim=128, rotary_dim=64, rope_theta=1e7)
 
 ROWS: dict[str, Row] = {
     "Ling": Row(LING | {"rope_scaling": None}, False, inv_freq(128, 6e5), heads=(16, 4)),
@@ -131,6 +135,22 @@ ROWS: dict[str, Row] = {
     "Reward model": Row(of("gpt_neox_reward_model", **widths(2048, 16)), False, inv_freq(32)),
     "fla, grouped": Row(FLA, False, inv_freq(64), heads=(16, 4)),
     "Yuan 2.0": Row(of("yuan"), False, inv_freq(64), heads=(32, 32)),
+    "Grok 1": Row(of("grok-1"), False, inv_freq(128), heads=(48, 8)),
+    "openPangu Embedded": Row(of("PanguEmbedded"), False, inv_freq(128, 1.6e7), heads=(32, 8)),
+    "GigaChat 3.5": Row(GIGACHAT, True, inv_freq(64, 1e5), layer_type="attention"),
+    "GigaChat 3.5, halves": Row(GIGACHAT | {"rope_interleave": False}, False, inv_freq(64, 1e5)),
+    "Kimi-VL": Row(of("kimi_vl", text_config={"rope_theta": 8e5}), True, inv_freq(64, 8e5)),
+    "DeepSeek-VL2": Row(of("deepseek_vl_v2", language_config=widths(2048, 16)), True, inv_freq(64)),
+    "DeepSeek-VL2, tiny": Row(DEEPSEEK_TINY, False, inv_freq(128), heads=(10, 10)),
+    "OpenCUA": Row(of("opencua", text_config=widths(3584, 28)), False, inv_freq(128)),
+    "Jet-Nemotron": Row(JET, False, inv_freq(128, 1e6), layer_type="swa", heads=(12, 2)),
+    "Step 3": Row(of("step3_text"), False, inv_freq(256, 5e5), heads=(64, 1)),
+    "Step 3, VL": Row(of("step3_vl", text_config=of("step3_text")), False, inv_freq(256, 5e5)),
+    "Ouro": Row(of("ouro", **widths(2048, 16), rope_theta=1e6), False, inv_freq(128, 1e6)),
+    "MiniMax-Text-01": Row(MINIMAX, False, inv_freq(64, 1e7), heads=(64, 8)),
+    "Granite Switch": Row(of("granite_switch", **widths(2048, 32)), False, inv_freq(64)),
+    "BlueLM": Row(of("BlueLM"), False, inv_freq(128), heads=(32, 32)),
+    "Keye-VL 1.5, text": Row(of("KeyeVL1_5", **widths(4096, 32)), False, inv_freq(128, 1e6)),
 }
 
 
@@ -182,6 +202,27 @@ def test_video_rope_of_ling_3() -> None:
     spec = reader.read({"model_type": "bailing_hybrid", "rope_parameters": section}).spec()
     assert spec.interleaved
     check_axes(spec, [ROW, COLUMN] * 10 + [TIME] * 12, inv_freq(64, 6e6))
+
+
+@pytest.mark.parametrize("part", ["", "text_config"])
+def test_sections_of_keye(part: str) -> None:
+    keys = {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "head_dim": 128}
+    spec = reader.read(of("KeyeVL1_5", **({part: keys} if part else keys))).spec()
+    check_axes(spec, [TIME] * 16 + [ROW] * 24 + [COLUMN] * 24, inv_freq(128, 1e6))
+
+
+@pytest.mark.parametrize(
+    ("config", "rotated"),
+    [
+        (JET, [0, 1, 1]),
+        (of("gigachat3_5", num_hidden_layers=3, full_attention_layers=[1]), [0, 1, 0]),
+        (MINIMAX | {"attn_type_list": [0, 0, 1], "num_hidden_layers": 3}, [0, 0, 1]),
+    ],
+    ids=["Jet-Nemotron", "GigaChat 3.5", "MiniMax-Text-01"],
+)
+def test_linear_layers_are_not_rotated(config: dict[str, Any], rotated: list[int]) -> None:
+    read = reader.read(config)
+    assert [int(layer.rotated) for layer in read.layers.entries] == rotated
 
 
 def test_interleaved_sections_of_glm() -> None:
@@ -237,6 +278,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (of("AMPLIFY", rope_scaling=LINEAR), "`rope_scaling` is"),
     (of("falcon_perception"), "`freqs_cis_golden`; pass frequencies"),
     (of("phi4flash"), "`model_type` is 'phi4flash'.*: its attention layers are not"),
+    (of("kimi_k3", text_config=widths(7168, 64)), "is 'kimi_linear': its attention layers are not"),
+    (of("telechat", n_head=32), "`model_type` is 'telechat'.*its base grows with the length"),
+    (of("git", rope_theta=208533496), "Grok 2's file has this type too.*'grok-1'"),
+    (of("grok-1", rope_scaling=LINEAR), "`rope_scaling` is"),
+    (of("grok-1", rope_type="yarn_log"), "`rope_type` is 'yarn_log'"),
+    (of("BlueLM", rope_scaling={"type": "ntkmixed", "power": 0.3}), "`type` is 'ntkmixed'"),
+    (of("ouro"), "`rope_theta` is missing"),
 ]
 
 
