@@ -221,8 +221,8 @@ def test_sections_of_keye(part: str) -> None:
     ids=["Jet-Nemotron", "GigaChat 3.5", "MiniMax-Text-01"],
 )
 def test_linear_layers_are_not_rotated(config: dict[str, Any], rotated: list[int]) -> None:
-    read = reader.read(config)
-    assert [int(layer.rotated) for layer in read.layers.entries] == rotated
+    model = reader.read(config)
+    assert [int(model.is_rotated(index)) for index in range(3)] == rotated
 
 
 def test_interleaved_sections_of_glm() -> None:
