@@ -59,6 +59,8 @@ from .rope_model import batch_and_sequence, build_rotator, of_axes, position_inp
 from .targets import TARGETS
 from .targets.base import Attention, Rotator
 
+INT32_MAX = 2**31 - 1  # GroupQueryAttention's lengths are int32
+
 WEIGHTS = ("q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "o_bias")
 
 
@@ -148,12 +150,15 @@ def export_attention(
         of the graph, sinks, in the dtype of q.
     past : bool
         Whether there are past and present keys and values.
-    cache : {"growing", "shared"}
+    cache : {"growing", "shared", "window"}
         "growing": each step allocates a longer present. "shared": see above; attention is causal
         and has no mask. past_lengths + seq above the capacity fails when the model runs. Numbers
         beyond a row's tokens must be finite, except with target "ort". Target "onnx" is of
         opset 24 then, and on onnxruntime's CPU attends to the whole capacity; "ort" takes float32,
-        or a cache in int8.
+        or a cache in int8. "window", target "ort" only: as "shared", but the buffers keep the
+        last tokens alone, so that a capacity of `window` is enough, and past_lengths + seq is
+        limited by `max_positions`. Padding in a prompt longer than the capacity is an error that
+        nothing finds, and so is a smaller past_lengths after tokens beyond it.
     cache_dtype : dtype, optional
         int8: a shared cache of whole numbers, target "ort" only. Inputs k_scale and v_scale,
         float32 (1, kv_heads, 1, head_dim), hold the size of a unit; larger vectors are clipped.
@@ -171,7 +176,9 @@ def export_attention(
     v_head_dim : int, optional
         Width of a value vector, head_dim by default.
     opset : int, optional
-        Opset of the model; by default the lowest that the target supports.
+        Opset of the model; by default the lowest that the target supports. From 25 on a window is
+        an attribute of target "onnx", unless there are sinks or padding: onnxruntime loads that
+        since 1.32.
     name_prefix : str
         Prefix of all names in the graph, inputs and outputs included, and of the metadata keys, so
         that `merge` joins layers: "layers.0." for example.
@@ -384,7 +391,8 @@ class _ModelBuilder:
         if not options.is_shared:
             return sequence_lengths(self.graph, sequence, "past_key" if options.past else None)
         past = masked_lengths(self.graph, sequence) if options.has_token_mask else PAST_LENGTHS
-        return shared_cache_lengths(self.graph, batch, sequence, past)
+        positions = (options.max_positions or INT32_MAX) if options.keeps_window else None
+        return shared_cache_lengths(self.graph, batch, sequence, past, positions)
 
     def _positions(self, sizes: tuple[str, str], lengths: Lengths) -> str:
         """Return the position ids of the new tokens."""

@@ -153,9 +153,15 @@ def _capable_targets(supports: Callable[[Target], bool]) -> str:
 
 def _attends(target: Target, options: AttentionOptions, rope: RotaryEmbedding) -> bool:
     """Return True if a target can express an attention."""
-    takes_cache = options.cache_dtype is None or target.int8_cache
+    takes_int8 = options.cache_dtype is None or target.int8_cache
+    takes_window = target.window_cache or not options.keeps_window
     takes_dtype = np.dtype(options.dtype) in target.dtypes
-    return takes_cache and takes_dtype and not any(target.attention_problems(rope, options))
+    return (
+        takes_int8
+        and takes_window
+        and takes_dtype
+        and not any(target.attention_problems(rope, options))
+    )
 
 
 def _rope_problems(options: RopeOptions) -> Iterator[ArgumentError]:
@@ -239,16 +245,22 @@ def _name_problems(options: AttentionOptions) -> Iterator[ArgumentError]:
 
 def _cache_problems(options: AttentionOptions) -> Iterator[ArgumentError]:
     """Yield the broken rules of options of a cache."""
+    given = f"as `cache` is {options.cache!r}"
     if options.is_shared and not options.past:
-        yield ArgumentError("past", False, "be left out, as `cache` is 'shared': it is the past")
+        yield ArgumentError("past", False, f"be left out, {given}: it is the past")
     if options.is_shared and not options.causal:
         rule = "be True for attention over a shared cache"
         yield ArgumentError("causal", False, rule, "or give `cache`='growing'")
     if options.is_shared and options.mask != "none":
-        rule = "be left out, as `cache` is 'shared': rows have lengths"
-        yield ArgumentError("mask", options.mask, rule)
+        yield ArgumentError("mask", options.mask, f"be left out, {given}: rows have lengths")
+    if options.keeps_window and options.window is None:
+        yield ArgumentError("window", None, f"be given, {given}")
+    if options.keeps_window and not TARGETS[options.target].window_cache:
+        rule = f"be 'growing' or 'shared' with target {options.target!r}"
+        able = _capable_targets(lambda other: other.window_cache)
+        yield ArgumentError("cache", options.cache, rule, able)
     if options.cache_dtype is not None and not options.is_shared:
-        rule = "be left out, as `cache` is 'growing'"
+        rule = f"be left out, {given}"
         yield ArgumentError("cache_dtype", options.cache_dtype, rule, "or give `cache`='shared'")
     if options.cache_dtype is not None and not TARGETS[options.target].int8_cache:
         rule = f"be left out with target {options.target!r}"

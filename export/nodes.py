@@ -261,10 +261,12 @@ def masked_ids(graph: Graph, lengths: Lengths) -> str:
     return graph.node("Reshape", [ids, shape], "ids")
 
 
-def shared_cache_lengths(graph: Graph, batch: str, sequence: str, past: str) -> Lengths:
+def shared_cache_lengths(
+    graph: Graph, batch: str, sequence: str, past: str, positions: int | None
+) -> Lengths:
     """Return the lengths of the rows of a shared cache, checked when the graph runs.
 
-    past: numbers of tokens in the rows.
+    past: numbers of tokens in the rows. positions: the most tokens of a row; None: the capacity.
 
     ONNX has no operator that fails on purpose. Gather fails outside its data, and onnxruntime's
     error holds the name of the node.
@@ -273,12 +275,13 @@ def shared_cache_lengths(graph: Graph, batch: str, sequence: str, past: str) -> 
     past = graph.node("Reshape", [past, batch], "past_lengths_are_one_for_each_row")
     graph.value_info(past, np.int64, [BATCH])
     unchecked = graph.node("Add", [past, sequence], "total_length_by_row/unchecked")
-    capacity = graph.size("past_key", 2, "capacity")
-    is_beyond = graph.node("Greater", [unchecked, capacity], "is_beyond_capacity")
+    limit = "capacity" if positions is None else "positions"
+    most = graph.size("past_key", 2, limit) if positions is None else graph.ints(positions)
+    is_beyond = graph.node("Greater", [unchecked, most], f"is_beyond_{limit}")
     is_negative = graph.node("Less", [past, graph.ints(0)], "is_negative")
     is_wrong = graph.node("Or", [is_beyond, is_negative], "is_outside_cache")
     index = graph.cast(is_wrong, np.int64, "is_outside_cache/index")
-    name = "past_lengths_must_be_0_or_more_and_with_the_new_tokens_at_most_the_capacity"
+    name = f"past_lengths_must_be_0_or_more_and_with_the_new_tokens_at_most_the_{limit}"
     zero = graph.node("Gather", [graph.ints(0), index], name)
     past = graph.node("Add", [past, zero], "past_length_by_row")
     total = graph.node("Add", [past, sequence], "total_length_by_row")

@@ -27,7 +27,7 @@ Positions = Literal["position_ids", "offset", "none"]
 AttentionPositions = Literal["past", "position_ids"]
 AttentionLayout = Literal["bhsd", "bshd", "bsd"]
 Mask = Literal["none", "padding", "bool", "float"]
-Cache = Literal["growing", "shared"]
+Cache = Literal["growing", "shared", "window"]
 Names = Literal["rope_cpu", "optimum"]  # whose names the inputs and outputs have
 Int8 = Literal["int8"] | np.dtype[Any] | type[Any]
 
@@ -176,7 +176,12 @@ class AttentionOptions:
     @property
     def is_shared(self) -> bool:
         """Whether the past and the present are one buffer, whose rows have lengths."""
-        return self.cache == "shared"
+        return self.cache != "growing"
+
+    @property
+    def keeps_window(self) -> bool:
+        """Whether that buffer keeps the last tokens alone, those of the window among them."""
+        return self.cache == "window"
 
     @property
     def cached_dtype(self) -> str:

@@ -32,6 +32,7 @@ class Target:
     shared_cache_opset: the lowest opset of attention over a shared cache, None if it is that of
         `opsets`.
     int8_cache: whether a shared cache may be int8.
+    window_cache: whether a shared cache may keep a window alone.
     attention_problems: yields the reasons why this target cannot express an attention, without
         a remedy.
     """
@@ -48,6 +49,7 @@ class Target:
     takes_chunks: bool = True
     shared_cache_opset: int | None = None
     int8_cache: bool = False
+    window_cache: bool = False
     attention_problems: Callable[[RotaryEmbedding, AttentionOptions], Iterator[ArgumentError]] = (
         lambda rope, options: iter(())
     )

@@ -48,9 +48,11 @@ def attend(attention: Attention, q: str, k: str, v: str) -> tuple[str, str, str]
     attributes: dict[str, Any] = {"is_causal": int(options.causal), "scale": options.scale}
     if options.softcap is not None:
         attributes["softcap"] = options.softcap
+    left = _left_window(attention)
+    if left is not None:
+        attributes["left_window_size"] = left
     shared = attention.lengths.shared
     if shared is not None:
-        attributes["is_causal"] = 0
         return _attend_to_shared_cache(attention, shared, q, k, v, attributes)
     if attention.sinks is not None:
         return _attend_with_sinks(
@@ -118,8 +120,9 @@ def _attend_to_shared_cache(
 ) -> tuple[str, str, str]:
     """Write TensorScatter, and Attention over the whole cache.
 
-    The mask holds the causality: operators of runtimes before onnx 1.23 align it with the first
-    key. It holds the lengths too, which nonpad_kv_seqlen repeats for runtimes that skip the rest.
+    Without a window of the operator, the mask holds the causality: operators of runtimes before
+    onnx 1.23 align it with the first key. It holds the lengths too, which nonpad_kv_seqlen repeats
+    for runtimes that skip the rest.
     """
     graph = attention.graph
     options = attention.options
@@ -129,7 +132,10 @@ def _attend_to_shared_cache(
     attended_keys = graph.cast(keys, dtype, "key/from_cached", source=options.dtype)
     attended_values = graph.cast(values, dtype, "value/from_cached", source=options.dtype)
     capacity = graph.size(shared.key, 2, "capacity")
-    mask = causal_mask(graph, attention.lengths, options.window, capacity)
+    mask = ""
+    if _left_window(attention) is None:
+        attributes = attributes | {"is_causal": 0}
+        mask = causal_mask(graph, attention.lengths, options.window, capacity)
     inputs = [attended_keys, attended_values, mask, "", "", shared.total]
     if attention.sinks is not None:
         bias = mask_as_bias(graph, mask, None, dtype)
@@ -147,18 +153,33 @@ def _written(attention: Attention, cached: str, new: str, first: str, name: str)
     return graph.node("TensorScatter", [cached, new, first], f"{name}_written", axis=2)
 
 
-def _mask(attention: Attention) -> str | None:
-    """Return the mask for the operator, which is causal itself but knows no window.
+def _left_window(attention: Attention) -> int | None:
+    """Return the number of keys before its own to which the operator lets a query attend.
 
-    Nor does it know a padded past, so that causality is part of the mask then, as it is where the
-    operator is not causal because of sinks.
+    It has an attribute for that since opset 25. None: no window, or one of the mask.
     """
+    options = attention.options
+    if options.window is None or options.opset < 25 or _masks_order(attention):
+        return None
+    return options.window - 1
+
+
+def _masks_order(attention: Attention) -> bool:
+    """Return True if causality is part of the mask.
+
+    The operator does not know a padded past, and is not causal beside sinks.
+    """
+    return attention.options.has_padding or attention.sinks is not None
+
+
+def _mask(attention: Attention) -> str | None:
+    """Return the mask for the operator, which is causal itself."""
     graph = attention.graph
     options = attention.options
     bias = attention.bias
     causal = None
-    beside_operator = options.has_padding or attention.sinks is not None
-    if options.window is not None or (options.causal and beside_operator):
+    masks_window = options.window is not None and _left_window(attention) is None
+    if masks_window or (options.causal and _masks_order(attention)):
         causal = causal_mask(graph, attention.lengths, options.window)
     mask = boolean_mask(graph, attention.lengths, options, causal)
     if bias is None or mask is None:
@@ -169,7 +190,7 @@ def _mask(attention: Attention) -> str | None:
 ONNX = Target(
     name="onnx",
     op="ai.onnx RotaryEmbedding",
-    opsets=(23, 24),
+    opsets=(23, 25),
     rotator=OnnxRotator,
     attend=attend,
     attention_layout="bhsd",

@@ -213,6 +213,8 @@ def _attributes(options: AttentionOptions) -> dict[str, Any]:
         attributes["softcap"] = options.softcap
     if options.window is not None:
         attributes["local_window_size"] = options.window
+    if options.keeps_window:
+        attributes["sliding_window_cache"] = 1
     if options.cache_dtype is not None:
         attributes |= {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL"}
         attributes["kv_cache_bit_width"] = 8
@@ -290,5 +292,6 @@ ORT = Target(
     attention_rotates=True,
     takes_chunks=False,
     int8_cache=True,
+    window_cache=True,
     attention_problems=attention_problems,
 )

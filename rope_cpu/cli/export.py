@@ -153,7 +153,8 @@ def _add_attention_arguments(parser: argparse.ArgumentParser) -> None:
         "--cache",
         choices=CACHES,
         help="growing: each step returns a longer cache (default); shared: written in place, by "
-        "default with target ort, as onnx reads the whole capacity at each step",
+        "default with target ort, as onnx reads the whole capacity at each step; window: likewise, "
+        "of the last tokens alone",
     )
     group.add_argument(
         "--cache-dtype",
@@ -289,7 +290,7 @@ def _graph_options(args: argparse.Namespace, config: ModelConfig) -> dict[str, A
     An operator that rotates looks cos and sin up in tables, which have a row for each position of
     the model by default.
     """
-    target = "ort" if args.cache == "shared" else "onnx"
+    target = "onnx" if args.cache in (None, "growing") else "ort"
     options = {"target": target} | given_options(args, (*GRAPH_OPTIONS, *ATTENTION_GRAPH_OPTIONS))
     key = "max_position_embeddings"
     needs_tables = TARGETS[options["target"]].attention_rotates

@@ -7,6 +7,7 @@ import pytest
 from attention_oracle import attention, cached, normed, projected, rotated
 from attention_runs import (
     SEPARATE,
+    WINDOW_ATTRIBUTE,
     agrees,
     count_on,
     draw_tensors,
@@ -16,6 +17,7 @@ from attention_runs import (
 from conftest import DTYPES
 from fewer_cases import pairwise
 from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from rope_cpu import RotaryEmbedding, export
 from rope_cpu.export.targets import TARGETS
@@ -84,6 +86,26 @@ def test_export_attention_with_masks(target, window, mask, rng):
         result, _ = run_steps(model, tensors, steps, masks)
         assert agrees(result, want)
     assert (want[0] == 0).all(axis=-1).any()
+
+
+@WINDOW_ATTRIBUTE
+@pytest.mark.parametrize("mask", ["none", "bool"])
+def test_windows_are_attributes_from_opset_25_on(mask, rng):
+    """In onnxruntime and in the reference evaluator."""
+    tensors = draw_tensors(rng)
+    options = HEADS | {"target": "onnx", "layout": "bshd", "window": 4, "opset": 25}
+    model = export.export_attention(ROPE, **options, max_positions=32, mask=mask)
+    (node,) = (node for node in model.graph.node if node.op_type == "Attention")
+    assert [a.i for a in node.attribute if a.name == "left_window_size"] == [3]
+    masks = rng.random((2, 4, 13, 13)) < 0.6 if mask == "bool" else None
+    want = attention(ROPE, *tensors, count_on(2, 13), "float32", window=4, allowed=masks)
+    for steps in STEPS.values():
+        result, _ = run_steps(model, tensors, steps, masks)
+        assert agrees(result, want), steps
+    feeds = dict(zip("qkv", tensors, strict=True))
+    feeds |= {name: np.zeros((2, 2, 0, 32), np.float32) for name in ("past_key", "past_value")}
+    feeds |= {} if masks is None else {"attention_mask": masks}
+    assert agrees(ReferenceEvaluator(model).run(["attention"], feeds)[0], want)
 
 
 @pytest.mark.parametrize("table", [None, 64])

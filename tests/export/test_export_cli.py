@@ -57,6 +57,7 @@ def test_a_bidirectional_model_type_is_written_so(export_to):
         ("--attention", "--target", "ort", "--max-positions", "128", "--set", "softcap=30"),
         ("--attention", "--target", "primitive", "--positions", "position_ids", "--layer", "0"),
         ("--attention", "--target", "primitive", "--cache", "shared", "--max-positions", "64"),
+        ("--attention", "--cache", "window", "--set", "window=16"),
         (
             *("--attention", "--target", "ort", "--cache", "shared", "--cache-dtype", "int8"),
             *("--max-positions", "64", "--name-prefix", "layer0_"),

@@ -6,7 +6,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from attention_oracle import attention, cached, rotated
-from attention_runs import SEPARATE, agrees, count_on, draw_tensors
+from attention_runs import SEPARATE, WINDOW_ATTRIBUTE, agrees, count_on, draw_tensors
 from conftest import DTYPES
 from control_characters import MARK, WRITTEN
 from onnx import TensorProto, helper
@@ -42,6 +42,9 @@ STEPS = {
         *[((8 + i, 3 + i, 5 + i), 1) for i in range(6)],
     ],
 }
+# Rows of different length in a cache of a window, where no row may come back to an earlier token
+# once tokens are evicted.
+LATER_STEPS = [((0, 0, 0), 3), *[((3 + i, 1 + i, 2 + i), 1) for i in range(10)]]
 CHUNKS = [((0, 0, 0), 6), ((6, 2, 5), 4), ((10, 4, 9), 4)]
 
 
@@ -80,6 +83,41 @@ def test_steps_give_what_one_pass_gives(target, name, rng):
         _, buffers = draw(rng)
         for first, count, result in bound_steps(model, tensors, buffers, steps):
             assert agrees(result, [tokens_at(x, first, count) for x in want]), (first, count)
+
+
+@pytest.mark.parametrize("capacity", [5, 7, CAPACITY])
+@pytest.mark.parametrize("cache_dtype", [None, "int8"])
+def test_a_cache_of_a_window_gives_what_one_pass_gives(capacity, cache_dtype, rng):
+    tensors, _ = draw(rng)
+    scales = {f"{name}_scale": np.full((1, 2, 1, 32), 0.02, np.float32) for name in "kv"}
+    is_int8 = cache_dtype is not None
+    options = SHARED | {"cache": "window", "cache_dtype": cache_dtype}
+    model = export.export_attention(ROPE, **options, target="ort", **OPTIONS["all"])
+    stored = {"stored": int8_store(scales)} if is_int8 else {}
+    want = attention(ROPE, *tensors, count_on(3, TOKENS), "float32", **stored, **OPTIONS["all"])
+    dtype = np.int8 if is_int8 else np.float32
+    for steps in (STEPS["prefill"], STEPS["prefill and single steps"], LATER_STEPS):
+        buffers = [np.full((3, 2, capacity, 32), 99, dtype) for _ in range(2)]
+        arrays = scales if is_int8 else {}
+        for first, count, result in bound_steps(model, tensors, buffers, steps, arrays):
+            assert agrees(result, [tokens_at(x, first, count) for x in want]), (first, count)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "past", "words"),
+    [(5, 64, "at_most_the_positions"), (5, -1, "0_or_more"), (4, 0, "at least local_window_size")],
+)
+def test_a_cache_of_a_window_has_limits(capacity, past, words, rng):
+    """Those of the tables, and the window; 64 is the number of positions."""
+    tensors, _ = draw(rng, batch=1)
+    model = export.export_attention(ROPE, **SHARED | {"cache": "window"}, target="ort", window=5)
+    feeds = {name: x[:, :1].copy() for name, x in zip("qkv", tensors, strict=True)}
+    feeds |= {
+        name: np.zeros((1, 2, capacity, 32), np.float32) for name in ("past_key", "past_value")
+    }
+    feeds["past_lengths"] = np.array([past])
+    with pytest.raises(Exception, match=words):
+        runtime.open_session(model, 1).run(None, feeds)
 
 
 def test_chunks_of_rows_of_different_length(target, rng):
@@ -285,6 +323,8 @@ def test_numbers_behind_the_rows_have_no_effect(target, rng):
         {"target": "ort", "cache_dtype": "int8", "sinks": "input", "window": 3},
         {"target": "ort", "cache_dtype": "int8", "dtype": DTYPES["bfloat16"]},
         {"target": "ort", "batch_chunks": False, "softcap": 2.0},
+        {"target": "ort", "cache": "window", "window": 3},
+        pytest.param({"target": "onnx", "opset": 25, "window": 3}, marks=WINDOW_ATTRIBUTE),
         {"target": "ort", "positions": "position_ids", "cache_dtype": "int8", "window": 3},
     ],
     ids=str,
