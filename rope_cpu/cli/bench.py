@@ -16,16 +16,8 @@ from rope_cpu.bench.cases import all_cases
 from rope_cpu.bench.measure import Case, measure
 from rope_cpu.bench.results import Run, environment, load, save
 from rope_cpu.bench.workloads import MODELS, Model
-from rope_cpu.cli.command_line import (
-    UsageError,
-    check_file,
-    check_picture,
-    head_counts,
-    print_lines,
-    read_config,
-    rope_from_config,
-    write_errors,
-)
+from rope_cpu.cli import command_line
+from rope_cpu.cli.command_line import print_lines, write_errors
 from rope_cpu.kernels.threads import checked_thread_count
 from rope_cpu.models.reader import read
 
@@ -108,10 +100,8 @@ def run(args: argparse.Namespace) -> int:
 
     Raises UsageError for invalid arguments, OSError for files that cannot be read or written.
     """
-    try:
+    with command_line.usage_errors():
         return _list(args) if args.list else _run(args)
-    except (ValueError, TypeError) as error:
-        raise UsageError(str(error)) from error
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -126,9 +116,9 @@ def _list(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     if args.json:
-        check_file(args.json)
+        command_line.check_file(args.json)
     if args.plot:
-        check_picture(args.plot)
+        command_line.check_picture(args.plot)
     model = model_from_arguments(args)
     cases = select(_all_cases(args, model), args.patterns)
     older = load(args.compare) if args.compare else None
@@ -154,12 +144,12 @@ def model_from_arguments(args: argparse.Namespace) -> Model:
     else:
         file = (args.config / "config.json" if args.config.is_dir() else args.config).absolute()
         name = escaped(file.parent.name if file.stem == "config" else file.stem)
-        config = read_config(args.config)
+        config = command_line.read_config(args.config)
     try:
         rope = RotaryEmbedding.from_config(config, layer_type=args.layer_type)
     except (TypeError, ValueError):
-        rope = rope_from_config(config, args.layer_type, False)
-    return Model(name, *head_counts(config, args.layer_type), rope.at_length(_LENGTH))
+        rope = RotaryEmbedding.from_config(config, layer_type=args.layer_type, interleaved=False)
+    return Model(name, *config.heads(args.layer_type), rope.at_length(_LENGTH))
 
 
 def _all_cases(args: argparse.Namespace, model: Model) -> list[Case]:

@@ -13,7 +13,6 @@ from rope_cpu.arguments.texts import escaped, shown
 from rope_cpu.models.model import ModelConfig
 from rope_cpu.models.model_types import data
 from rope_cpu.models.reader import read
-from rope_cpu.rotation.embedding import RotaryEmbedding
 
 DEFAULT_CONFIG = "llama3.1-8b.json"
 PICTURE_SUFFIXES = (".png", ".svg")
@@ -108,6 +107,15 @@ def check_file(path: Path) -> None:
 
 
 @contextmanager
+def usage_errors() -> Iterator[None]:
+    """Convert an error of arguments in the enclosed block to a UsageError."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise UsageError(str(error)) from error
+
+
+@contextmanager
 def write_errors(path: Path) -> Iterator[None]:
     """Convert an OSError of the enclosed block, which writes `path`, to an OutputError."""
     try:
@@ -123,29 +131,3 @@ def check_picture(path: Path) -> None:
         raise UsageError(f"`--plot` is {shown(str(path))}; the name must end in {suffixes}")
     check_file(path)
     import_module("matplotlib")
-
-
-def rope_from_config(
-    config: ModelConfig,
-    layer_type: str | None,
-    interleaved: bool | None = None,
-    layer: int | None = None,
-) -> RotaryEmbedding:
-    """Return the rotary embedding of a config; raise UsageError if the config describes none."""
-    try:
-        return RotaryEmbedding.from_config(
-            config, layer_type=layer_type, layer=layer, interleaved=interleaved
-        )
-    except (TypeError, ValueError) as error:
-        raise UsageError(str(error)) from error
-
-
-def head_counts(config: ModelConfig, layer_type: str | None) -> tuple[int, int]:
-    """Return the number of query heads and of key/value heads.
-
-    Raises UsageError if the config does not determine them.
-    """
-    try:
-        return config.head_counts(layer_type)
-    except ValueError as error:
-        raise UsageError(str(error)) from None

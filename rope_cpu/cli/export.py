@@ -19,18 +19,8 @@ from rope_cpu.arguments.scalars import whole_number
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import DTYPES
 from rope_cpu.attention_layer import check_known
-from rope_cpu.cli.command_line import (
-    UsageError,
-    add_config_arguments,
-    add_pairing_arguments,
-    check_file,
-    config_from_arguments,
-    head_counts,
-    integer,
-    print_lines,
-    rope_from_config,
-    write_errors,
-)
+from rope_cpu.cli import command_line
+from rope_cpu.cli.command_line import UsageError, integer, print_lines
 from rope_cpu.export import files
 from rope_cpu.export.checkpoint import check_mask, exported_layer, layer_options, layer_weights
 from rope_cpu.export.checks import ATTENTION_POSITIONS, CACHES, MASKS, POSITIONS
@@ -59,14 +49,14 @@ RULES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `rope-cpu export`."""
-    add_config_arguments(parser)
+    command_line.add_config_arguments(parser)
     parser.add_argument(
         "--layer",
         type=integer,
         metavar="N",
         help="index of a layer, from 0, instead of its type",
     )
-    add_pairing_arguments(parser)
+    command_line.add_pairing_arguments(parser)
     _add_rope_arguments(parser)
     _add_attention_arguments(parser)
 
@@ -186,20 +176,19 @@ def run(args: argparse.Namespace) -> int:
 
     Returns 0, or 1 if validation fails; no file is written then.
     """
-    check_file(args.output)
+    command_line.check_file(args.output)
     make_model = export_model_attention if args.attention else _export_rotation
     try:
-        files.model_path(args.output, "output")
-        whole_number("seed", args.seed, 0, MAX_SEED)
-        model, rope = make_model(args, config_from_arguments(args))
-        report = export.validate(model, rope, seed=args.seed)
-    except (TypeError, ValueError) as error:
-        raise UsageError(str(error)) from error
+        with command_line.usage_errors():
+            files.model_path(args.output, "output")
+            whole_number("seed", args.seed, 0, MAX_SEED)
+            model, rope = make_model(args, command_line.config_from_arguments(args))
+            report = export.validate(model, rope, seed=args.seed)
     except MemoryError as error:
         raise UsageError(f"there is not enough memory for this: {error}") from error
     # The file is written before anything is printed: printing fails if the reader of a pipe quits.
     if report.passed:
-        with write_errors(args.output):
+        with command_line.write_errors(args.output):
             export.save(model, args.output)
     print_lines(str(report).split("\n"))
     print_lines([f"{args.output} is {'written' if report.passed else 'not written'}"])
@@ -213,7 +202,7 @@ def _export_rotation(
     check_without_attention(args)
     rope = rotation(args, config)
     layer_type = args.layer_type if args.layer is None else config.layers.type_of(None, args.layer)
-    heads, kv_heads = head_counts(config, layer_type)
+    heads, kv_heads = config.heads(layer_type)
     model = export.export_rope(
         rope,
         num_heads=heads,
@@ -268,7 +257,9 @@ def rotation(args: argparse.Namespace, config: ModelConfig) -> RotaryEmbedding:
 
     Raises UsageError if --seq-len is missing or has no effect.
     """
-    rope = rope_from_config(config, args.layer_type, args.interleaved, args.layer)
+    rope = RotaryEmbedding.from_config(
+        config, layer_type=args.layer_type, layer=args.layer, interleaved=args.interleaved
+    )
     if args.seq_len is None:
         if rope.spec.needs_length:
             raise UsageError(

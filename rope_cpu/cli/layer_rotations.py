@@ -1,10 +1,10 @@
-"""The rotation of each group of layers of a config, for `rope-cpu show` and `rope-cpu verify`."""
+"""The rotations of a config's groups of layers, for `rope-cpu show`, `verify` and `check`."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.texts import escaped
 from rope_cpu.array_types import Float64, Int64
-from rope_cpu.cli.command_line import UsageError
+from rope_cpu.cli.command_line import usage_errors
 from rope_cpu.frequencies import scaling
 from rope_cpu.frequencies.rope_types import ROPE_TYPES
+from rope_cpu.frequencies.spec import RopeSpec
 from rope_cpu.models.layer import Layer
-from rope_cpu.models.layers import is_latent
 from rope_cpu.models.model import ModelConfig
 from rope_cpu.models.model_types import data
 from rope_cpu.rotation.embedding import RotaryEmbedding
@@ -45,51 +45,17 @@ _MROPE = ("time", "height", "width")
 SAME = 1e-9
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerRotation:
-    """The rotation of a group of layers.
-
-    config: the model. layer_type: the layer type, None for the one group of all layers.
-    model, layers: names of the model and of the group, with escapes, as pictures have them too.
-    parameters: its rope parameters.
-    by_length: a rotary embedding for each sequence length at which it differs, under a text such as
-        "at 8192 tokens", under "" if it depends on no length; empty for layers without rotation.
-    unscaled: frequencies before scaling, one for each pair.
-    axes: the position axes.
-    contexts: the original and the maximum context in tokens, by name, as far as they are known.
-    head_width: elements of a head, of which latent attention (MLA) rotates a slice.
-    attention: the parts of the attention besides the rotation, None for an unknown model type.
-    """
-
-    config: ModelConfig
-    layer_type: str | None
-    model: str
-    layers: str
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    by_length: Mapping[str, RotaryEmbedding] = field(default_factory=dict)
-    unscaled: Float64 = field(default_factory=lambda: np.empty(0))
-    axes: Sequence[Axis] = ()
-    contexts: Mapping[str, int] = field(default_factory=dict)
-    head_width: int = 0
-    attention: Layer | None = None
-
-    @property
-    def rope(self) -> RotaryEmbedding:
-        """The rotary embedding, for the original length if there are several."""
-        return next(iter(self.by_length.values()))
-
-    @property
-    def pair_axes(self) -> Int64:
-        """The axis of each pair of the first head, -1 for a pair without rotation."""
-        by_axis = np.abs(self.rope.spec.inv_freq[0, :, 0])
-        axis: Int64 = np.where(by_axis.any(axis=0), by_axis.argmax(axis=0), -1)
-        return axis
-
-
-def pair_frequencies(rope: RotaryEmbedding) -> Float64:
+def pair_frequencies(spec: RopeSpec) -> Float64:
     """Return one frequency for each pair of the first head, on whichever axis it rotates."""
-    frequencies: Float64 = np.abs(rope.spec.inv_freq[0, :, 0]).max(axis=0)
+    frequencies: Float64 = np.abs(spec.inv_freq[0, :, 0]).max(axis=0)
     return frequencies
+
+
+def pair_axes(spec: RopeSpec) -> Int64:
+    """Return the axis of each pair of the first head, -1 for a pair without rotation."""
+    by_axis = np.abs(spec.inv_freq[0, :, 0])
+    axis: Int64 = np.where(by_axis.any(axis=0), by_axis.argmax(axis=0), -1)
+    return axis
 
 
 def changed_pairs(frequencies: Float64, unscaled: Float64) -> NDArray[np.bool_]:
@@ -98,73 +64,40 @@ def changed_pairs(frequencies: Float64, unscaled: Float64) -> NDArray[np.bool_]:
     return changed & (frequencies > 0)
 
 
-def rotations_from_arguments(config: ModelConfig, args: argparse.Namespace) -> list[LayerRotation]:
-    """Return the rotations of a config that the arguments --layer-type and --interleaved select.
+def layers_from_arguments(config: ModelConfig, args: argparse.Namespace) -> list[Layer]:
+    """Return the groups of layers that the arguments --layer-type and --interleaved select.
 
-    Raises UsageError if the config does not describe them.
+    Raises UsageError if the config does not describe their rotations.
     """
-    try:
-        return list(layer_rotations(config, args.layer_type, args.interleaved))
-    except (TypeError, ValueError) as error:
-        raise UsageError(str(error)) from error
+    with usage_errors():
+        return list(layer_groups(config, args.layer_type, args.interleaved))
 
 
-def layer_rotations(
-    config: ModelConfig, layer_type: str | None, interleaved: bool | None
-) -> Iterator[LayerRotation]:
-    """Yield the rotation of each layer type of a config, or of the given one."""
+def layer_groups(
+    config: ModelConfig, layer_type: str | None = None, interleaved: bool | None = None
+) -> Iterator[Layer]:
+    """Yield one layer of each layer type of a config, or of the given one, with its rotation."""
     by_type = config.rope_parameters
-    names: list[str | None] = [layer_type]
-    if layer_type is None and by_type:
-        names = [label or None for label in by_type]
-    model = escaped(str(config.model_type or "unknown model type"))
-    attention = config.attention if config.unknown_type is None else None
-    shared: dict[str, Any] = {"config": config, "model": model, "attention": attention}
+    names = list(by_type) if layer_type is None and by_type else [layer_type]
     for name in names:
-        layers = escaped(name or _all_layers(config))
-        if by_type.get(name or "", {}) is None:
-            yield LayerRotation(**shared, layer_type=name, layers=f"{layers}: not rotated")
+        if by_type.get(name, {}) is None:
+            yield Layer(layer_type=name, rotated=False)
         else:
-            rotation = LayerRotation(**shared, layer_type=name, layers=layers)
-            yield _with_rope(rotation, interleaved)
+            rope = config.spec(name, interleaved=interleaved)
+            parameters = config.layers.select(name).rope_parameters if by_type else {}
+            yield Layer(layer_type=name, rope_parameters=parameters, rope=rope)
 
 
-def _all_layers(config: ModelConfig) -> str:
-    """Return a name for the layers that one rotation serves."""
+def group_name(config: ModelConfig, layer: Layer) -> str:
+    """Return a name for the layers that a group consists of, with escapes."""
+    rotated = "" if layer.rotated else ": not rotated"
+    if layer.layer_type is not None:
+        return f"{escaped(layer.layer_type)}{rotated}"
     sections = config.rope_parameters.values()
     are_rotated = None not in sections
     if are_rotated and sections:
-        are_rotated = all(layer.rotated for layer in config.layers.entries)
-    return "all layers" if are_rotated else "all rotated layers"
-
-
-def _with_rope(rotation: LayerRotation, interleaved: bool | None) -> LayerRotation:
-    """Return a group of layers with its rotation."""
-    config = rotation.config
-    layer_type = rotation.layer_type
-    rope = RotaryEmbedding.from_config(config, layer_type=layer_type, interleaved=interleaved)
-    parameters: Mapping[str, Any] = {}
-    if config.rope_parameters:
-        parameters = config.layers.select(layer_type).rope_parameters or {}
-    axes = position_axes(config, rope.axes)
-    counts_tokens = all(axis.extent is None for axis in axes)
-    return replace(
-        rotation,
-        parameters=parameters,
-        by_length=dict(_by_length(rope, config.values)),
-        unscaled=_unscaled(rope, parameters),
-        axes=axes,
-        contexts=_contexts(rope, parameters, config.values) if counts_tokens else {},
-        head_width=rope.head_dim + _unrotated_slice(config),
-    )
-
-
-def _unrotated_slice(config: ModelConfig) -> int:
-    """Return the elements of a head beside its rotated slice, with latent attention."""
-    key = "qk_nope_head_dim"
-    if not is_latent(config.values):
-        return 0
-    return scalars.whole_number(key, config.values.get(key, 0), 0, limits.HEAD_DIM)
+        are_rotated = all(entry.rotated for entry in config.layers.entries)
+    return f"{'all layers' if are_rotated else 'all rotated layers'}{rotated}"
 
 
 def position_axes(config: ModelConfig, count: int) -> tuple[Axis, ...]:
@@ -177,55 +110,58 @@ def position_axes(config: ModelConfig, count: int) -> tuple[Axis, ...]:
     return tuple(AXES[kind] for kind in kinds)
 
 
-def _by_length(
-    rope: RotaryEmbedding, values: Mapping[str, Any]
-) -> Iterator[tuple[str, RotaryEmbedding]]:
-    """Yield the rotary embedding at the original length, and one at a longer length."""
+def ropes_by_length(config: ModelConfig, layer: Layer) -> dict[str, RotaryEmbedding]:
+    """Return the rotary embedding at the original length, and one at a longer length, by a text.
+
+    The text is "" where they depend on no length. Empty for layers without rotation.
+    """
+    if layer.rope is None:
+        return {}
+    rope = RotaryEmbedding.from_spec(layer.rope)
     rule = rope.spec.length_rule
     if rule is None:
-        yield "", rope
-        return
+        return {"": rope}
     original = rule.original_length
-    longer = max(maximum_context(values), original + 1)
+    longer = max(maximum_context(config), original + 1)
     far = 4 * original
     if rule.representatives([longer]) != rule.representatives([far]):
         # Frequencies that go on changing above the original length: show one far above it.
         longer = max(longer, far)
-    for length in (original, longer):
-        yield f"at {length} tokens", rope.at_length(length)
+    return {f"at {length} tokens": rope.at_length(length) for length in (original, longer)}
 
 
-def _unscaled(rope: RotaryEmbedding, parameters: Mapping[str, Any]) -> Float64:
-    """Return the frequencies before scaling, which follow from rope_theta alone."""
-    rule = rope.spec.length_rule
+def unscaled(spec: RopeSpec, parameters: Mapping[str, Any]) -> Float64:
+    """Return one frequency for each pair before scaling, which follows from rope_theta alone."""
+    rule = spec.length_rule
     theta = parameters.get("rope_theta", scaling.DEFAULT_THETA)
     if not parameters:
         if not isinstance(rule, scaling.ScalingRule):
-            return pair_frequencies(rope)
+            return pair_frequencies(spec)
         theta = rule.settings.rope_theta
     share = parameters.get("partial_rotary_factor") or 1.0
-    width = rope.rotary_dim
-    if int(rope.head_dim * share) == width - 1:
+    width = spec.rotary_dim
+    if int(spec.head_dim * share) == width - 1:
         width -= 1  # frequencies are computed for an odd width, and one element more is rotated
-    frequencies: Float64 = float(theta) ** -(np.arange(0, rope.rotary_dim, 2) / width)
+    frequencies: Float64 = float(theta) ** -(np.arange(0, spec.rotary_dim, 2) / width)
     return frequencies
 
 
-def _contexts(
-    rope: RotaryEmbedding, parameters: Mapping[str, Any], values: Mapping[str, Any]
-) -> dict[str, int]:
+def contexts(config: ModelConfig, layer: Layer) -> dict[str, int]:
     """Return the original context, for rope types that have one, and the maximum context.
 
-    Types whose factor may follow from both, as YaRN's, reach `factor` times the original context if
-    the config's maximum is not larger.
+    Empty for positions that are no tokens. Types whose factor may follow from both, as YaRN's,
+    reach `factor` times the original context if the config's maximum is not larger.
     """
-    rule = rope.spec.length_rule
-    reads = ROPE_TYPES[rope.rope_type].parameters if rope.rope_type in ROPE_TYPES else {}
-    maximum = maximum_context(values)
+    spec = layer.rope
+    if spec is None or any(axis.extent for axis in position_axes(config, spec.axes)):
+        return {}
+    reads = ROPE_TYPES[spec.rope_type].parameters if spec.rope_type in ROPE_TYPES else {}
+    maximum = maximum_context(config)
     original = 0
-    if rule is not None:
-        original = rule.original_length
+    if spec.length_rule is not None:
+        original = spec.length_rule.original_length
     elif "original_max_position_embeddings" in reads:
+        parameters = layer.rope_parameters
         original = int(parameters.get("original_max_position_embeddings", maximum))
         factor = parameters.get("factor")
         if maximum <= original and factor is not None and "max_position_embeddings" in reads:
@@ -234,7 +170,7 @@ def _contexts(
     return found | ({"maximum context": maximum} if maximum > original else {})
 
 
-def maximum_context(values: Mapping[str, Any]) -> int:
+def maximum_context(config: ModelConfig) -> int:
     """Return the max_position_embeddings of a config, 0 if it has none."""
     key = "max_position_embeddings"
-    return scalars.whole_number(key, values.get(key, 0), 0)
+    return scalars.whole_number(key, config.values.get(key, 0), 0)

@@ -7,7 +7,7 @@ import contextlib
 import json
 import math
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from shutil import get_terminal_size
@@ -16,29 +16,28 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_cpu.arguments.texts import cut, shown
+from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments.texts import cut, escaped, shown
 from rope_cpu.array_types import Float64
-from rope_cpu.cli.command_line import (
-    UsageError,
-    add_config_arguments,
-    add_pairing_arguments,
-    check_picture,
-    config_from_arguments,
-    print_lines,
-    write_errors,
-)
+from rope_cpu.cli import command_line
 from rope_cpu.cli.layer_rotations import (
     SAME,
     Axis,
-    LayerRotation,
     changed_pairs,
+    group_name,
+    layers_from_arguments,
+    pair_axes,
     pair_frequencies,
-    rotations_from_arguments,
+    position_axes,
+    ropes_by_length,
+    unscaled,
 )
 from rope_cpu.frequencies.rope_types import ROPE_TYPES
+from rope_cpu.frequencies.spec import RopeSpec
 from rope_cpu.models.attention import FACTS
 from rope_cpu.models.layer import FULL_LAYERS, PARTS, WINDOW_LAYERS, Layer
 from rope_cpu.models.layers import is_latent
+from rope_cpu.models.model import ModelConfig
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
 # Longer lists are shown as their length and ends.
@@ -81,8 +80,8 @@ class Band(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `rope-cpu show`."""
-    add_config_arguments(parser)
-    add_pairing_arguments(parser)
+    command_line.add_config_arguments(parser)
+    command_line.add_pairing_arguments(parser)
     parser.add_argument(
         "--plot",
         type=Path,
@@ -95,53 +94,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the description; return 0. Raises UsageError if the config describes no rotation."""
     if args.plot is not None:
-        check_picture(args.plot)
-    config = config_from_arguments(args)
-    rotations = rotations_from_arguments(config, args)
-    if args.plot is not None and not any(rotation.by_length for rotation in rotations):
-        raise UsageError(f"`--plot` is {shown(str(args.plot))}, but these layers are not rotated")
-    if args.json:
-        print_lines(json.dumps([as_dict(rotation) for rotation in rotations], indent=2).split("\n"))
-    else:
-        lines = [line for rotation in rotations for line in (*describe(rotation), "")]
-        print_lines(lines[:-1])
+        command_line.check_picture(args.plot)
+    config = command_line.config_from_arguments(args)
+    layers = layers_from_arguments(config, args)
+    if args.plot is not None and not any(layer.rotated for layer in layers):
+        text = f"`--plot` is {shown(str(args.plot))}, but these layers are not rotated"
+        raise command_line.UsageError(text)
+    with command_line.usage_errors():
+        if args.json:
+            lines = json.dumps([as_dict(config, layer) for layer in layers], indent=2).split("\n")
+        else:
+            lines = [line for layer in layers for line in (*describe(config, layer), "")][:-1]
+    command_line.print_lines(lines)
     if args.plot is not None:
         from rope_cpu.cli.show_plot import draw
 
-        with write_errors(args.plot):
-            draw(rotations).savefig(args.plot, dpi=130)
-        print_lines([] if args.json else ["", f"written: {args.plot}"])
+        with command_line.write_errors(args.plot):
+            draw(config, layers).savefig(args.plot, dpi=130)
+        command_line.print_lines([] if args.json else ["", f"written: {args.plot}"])
     return 0
 
 
-def describe(rotation: LayerRotation) -> Iterator[str]:
-    """Yield the lines that describe a rotation."""
-    yield f"{rotation.model}, {rotation.layers}"
-    yield from _lines(_facts(rotation))
-    for length, rope in rotation.by_length.items():
+def describe(config: ModelConfig, layer: Layer) -> Iterator[str]:
+    """Yield the lines that describe the rotation of a group of layers."""
+    yield f"{model_name(config)}, {group_name(config, layer)}"
+    yield from _lines(_facts(config, layer))
+    for length, rope in ropes_by_length(config, layer).items():
         if length:
             yield f"  {length}"
-        yield from _lines(_factor_facts(rotation, rope))
-        yield from (f"    {line}" for line in band_lines(rotation, rope))
+        yield from _lines(_factor_facts(config, layer, rope))
+        yield from (f"    {line}" for line in band_lines(_bands_of(config, layer, rope.spec)))
 
 
-def as_dict(rotation: LayerRotation) -> dict[str, Any]:
+def as_dict(config: ModelConfig, layer: Layer) -> dict[str, Any]:
     """Return the content of `describe` for JSON."""
     by_length = {
         length: {
             **{name: getattr(rope, name) for name in _ATTRIBUTES},
-            "facts": _values(_factor_facts(rotation, rope)),
-            "bands": [band._asdict() for band in _bands(rotation, rope)],
+            "facts": _values(_factor_facts(config, layer, rope)),
+            "bands": [band._asdict() for band in _bands_of(config, layer, rope.spec)],
         }
-        for length, rope in rotation.by_length.items()
+        for length, rope in ropes_by_length(config, layer).items()
     }
     return {
-        "model": rotation.model,
-        "layers": rotation.layers,
-        "layer_type": rotation.layer_type,
-        "facts": _values(_facts(rotation)),
+        "model": model_name(config),
+        "layers": group_name(config, layer),
+        "layer_type": layer.layer_type,
+        "facts": _values(_facts(config, layer)),
         "by_length": by_length,
     }
+
+
+def model_name(config: ModelConfig) -> str:
+    """Return the model type, with escapes, as pictures have it too."""
+    return escaped(str(config.model_type or "unknown model type"))
 
 
 def _values(facts: Iterable[Fact]) -> dict[str, list[object]]:
@@ -163,95 +169,91 @@ def _lines(facts: Iterable[Fact]) -> Iterator[str]:
         yield from wrapper.wrap(_short_text(value))
 
 
-def _facts(rotation: LayerRotation) -> Iterator[Fact]:
+def _facts(config: ModelConfig, layer: Layer) -> Iterator[Fact]:
     """Yield the facts that hold at every length; none of layers without rotation."""
-    if not rotation.by_length:
+    spec = layer.rope
+    if spec is None:
         return
-    yield from _pairing_facts(rotation)
-    yield from _axes_facts(rotation.rope)
-    if rotation.config.position_note is not None:
-        yield "positions", rotation.config.position_note
-    yield from _indexer_facts(rotation)
-    yield from _attention_facts(rotation)
-    ranges = rotation.rope.spec.length_ranges
-    if ranges:
-        yield "frequencies by length", ranges
+    yield from _pairing_facts(config, spec)
+    yield from _width_facts(config, layer, spec)
+    yield from _axes_facts(spec)
+    if config.position_note is not None:
+        yield "positions", config.position_note
+    yield from _indexer_facts(config, layer)
+    yield from _attention_facts(config, layer)
+    if spec.length_ranges:
+        yield "frequencies by length", spec.length_ranges
 
 
-def _pairing_facts(rotation: LayerRotation) -> Iterator[Fact]:
-    """Yield pairing and widths, and the rope type with its parameters."""
-    rope = rotation.rope
-    pairs = rope.rotary_dim // 2
-    pairing = _pairing(rope, pairs)
-    if len(rope.blocks) > 1:
-        widths = ", ".join(map(str, rope.blocks))
+def _pairing_facts(config: ModelConfig, spec: RopeSpec) -> Iterator[Fact]:
+    pairing = _pairing(spec, spec.pairs)
+    if len(spec.blocks) > 1:
+        widths = ", ".join(map(str, spec.blocks))
         pairing = f"half-split in blocks of {widths} elements"
-    yield "pairs", f"{pairs}: {pairing}"
-    if rotation.config.pairing_note is not None:
-        yield "", rotation.config.pairing_note
-    interleaved_names = FACTS["interleaved_weights"].get(rotation.config.model_type)
+    yield "pairs", f"{spec.pairs}: {pairing}"
+    if config.pairing_note is not None:
+        yield "", config.pairing_note
+    interleaved_names = FACTS["interleaved_weights"].get(config.model_type)
     if interleaved_names is not None:
         published = f"published weights ({interleaved_names}) pair (2i, 2i+1)"
         yield "", f"of weights as transformers loads them; {published}"
-    width = rotation.head_width
-    rotated = 2 * np.count_nonzero(pair_frequencies(rope))
+
+
+def _width_facts(config: ModelConfig, layer: Layer, spec: RopeSpec) -> Iterator[Fact]:
+    """Yield widths and numbers of heads, and the rope type with its parameters."""
+    width = spec.head_dim
+    if is_latent(config.values):  # of whose heads a slice is rotated
+        key = "qk_nope_head_dim"
+        width += scalars.whole_number(key, config.values.get(key, 0), 0, limits.HEAD_DIM)
+    rotated = 2 * np.count_nonzero(pair_frequencies(spec))
     yield "widths", f"{rotated} of the {width} elements of a head are rotated"
-    if width != rope.head_dim:
-        yield "", f"head_dim {rope.head_dim}: pass the rotated slice alone"
-    yield from _head_counts(rotation)
-    yield "rope type", rope.rope_type
-    for key in sorted(set(rotation.parameters) - {"rope_type", "type"}):
-        yield key, rotation.parameters[key]
+    if width != spec.head_dim:
+        yield "", f"head_dim {spec.head_dim}: pass the rotated slice alone"
+    with contextlib.suppress(TypeError, ValueError):  # unless layers or files leave them open
+        yield "heads of q, and of k and v", config.heads(layer.layer_type)
+    yield "rope type", spec.rope_type
+    for key in sorted(set(layer.rope_parameters) - {"rope_type", "type"}):
+        yield key, layer.rope_parameters[key]
 
 
-def _pairing(rope: RotaryEmbedding, pairs: int) -> str:
+def _pairing(spec: RopeSpec, pairs: int) -> str:
     """Return the elements of a pair, of so many in a part of a head."""
-    return "(2i, 2i+1), interleaved" if rope.interleaved else f"(i, i+{pairs}), half-split"
+    return "(2i, 2i+1), interleaved" if spec.interleaved else f"(i, i+{pairs}), half-split"
 
 
-def _indexer_facts(rotation: LayerRotation) -> Iterator[Fact]:
+def _indexer_facts(config: ModelConfig, layer: Layer) -> Iterator[Fact]:
     """Yield the rotation of the indexer of sparse attention, if the layers have one."""
     with contextlib.suppress(ValueError):
-        rope = RotaryEmbedding.from_config(
-            rotation.config, layer_type=rotation.layer_type, part="indexer"
-        )
-        turned = np.flatnonzero(pair_frequencies(rope))
+        spec = config.spec(layer.layer_type, part="indexer")
+        turned = np.flatnonzero(pair_frequencies(spec))
         place = "first" if turned[0] == 0 else "last"
-        width = f"the {place} {2 * len(turned)} of the {rope.head_dim} elements of a head"
-        yield "indexer", f"{_pairing(rope, len(turned))}, {width}"
+        width = f"the {place} {2 * len(turned)} of the {spec.head_dim} elements of a head"
+        yield "indexer", f"{_pairing(spec, len(turned))}, {width}"
 
 
-def _head_counts(rotation: LayerRotation) -> Iterator[Fact]:
-    """Yield the numbers of heads, unless layers or files leave them open."""
-    with contextlib.suppress(TypeError, ValueError):
-        heads, kv_heads = rotation.config.heads(rotation.layer_type)
-        if heads is not None:
-            yield "heads of q, and of k and v", (heads, kv_heads)
-
-
-def _axes_facts(rope: RotaryEmbedding) -> Iterator[Fact]:
-    if rope.spec.direction < 0:
+def _axes_facts(spec: RopeSpec) -> Iterator[Fact]:
+    if spec.direction < 0:
         yield "direction", "backwards: the angle is minus position times frequency"
-    if rope.axes > 1:
-        counts = (rope.spec.inv_freq[0, :, 0] != 0).sum(axis=-1)
-        yield "axes", f"{rope.axes}, which rotate {', '.join(map(str, counts))} pairs"
-    heads = rope.spec.inv_freq.shape[2]
+    if spec.axes > 1:
+        counts = (spec.inv_freq[0, :, 0] != 0).sum(axis=-1)
+        yield "axes", f"{spec.axes}, which rotate {', '.join(map(str, counts))} pairs"
+    heads = spec.inv_freq.shape[2]
     if heads > 1:
         yield "heads", f"{heads} with own frequencies; below: the first"
 
 
-def _attention_facts(rotation: LayerRotation) -> Iterator[Fact]:
+def _attention_facts(config: ModelConfig, layer: Layer) -> Iterator[Fact]:
     """Yield the norms, the content of a cache and the call of `attention` that a server needs."""
-    attention = rotation.attention
-    if attention is None:
+    if config.unknown_type is not None:
         yield "attention", "not known for this model type"
         return
+    attention = config.attention
     yield from _norm_facts(attention)
     if attention.latent or attention.own_cache is not None:
         latent = "compressed keys and values (latent attention)"
         yield "cache", attention.own_cache or latent
     elif attention.causal and attention.other is None:
-        yield from _calls(attention, _kinds_of_layers(rotation, attention))
+        yield from _calls(attention, _kinds_of_layers(config, layer.layer_type))
     for part in _parts_without_argument(attention):
         yield "no argument for", part
     if attention.shared_layers:
@@ -270,12 +272,11 @@ def _norm_facts(attention: Layer) -> Iterator[Fact]:
         yield "norm of v", f"{rms_norm}, no weights"
 
 
-def _kinds_of_layers(rotation: LayerRotation, attention: Layer) -> list[str]:
+def _kinds_of_layers(config: ModelConfig, own_type: str | None) -> list[str]:
     """Return the layer types whose windows differ, [""] if there is one window or none."""
-    if attention.window is None or attention.window_in_all_layers:
+    if config.attention.window is None or config.attention.window_in_all_layers:
         return [""]
-    own_type = rotation.layer_type
-    types = rotation.config.layers.known_types if own_type is None else {own_type}
+    types = config.layers.known_types if own_type is None else {own_type}
     return sorted(kind for kind in (*FULL_LAYERS, *WINDOW_LAYERS) if kind in types)
 
 
@@ -314,17 +315,17 @@ def _parts_without_argument(attention: Layer) -> Iterator[str]:
         yield f"queries of layers without rotation, scaled by their position, by {scale}"
 
 
-def _factor_facts(rotation: LayerRotation, rope: RotaryEmbedding) -> Iterator[Fact]:
+def _factor_facts(config: ModelConfig, layer: Layer, rope: RotaryEmbedding) -> Iterator[Fact]:
     """Yield the attention factor, and the factor on scores of DeepSeek and its relatives.
 
     Both are defined by the same function m if a config of YaRN has the keys mscale.
     """
-    parameters = rotation.parameters
+    parameters = layer.rope_parameters
     has_both = parameters.get("mscale") and parameters.get("mscale_all_dim")
     is_ratio = has_both and _reads_mscale(rope) and "attention_factor" not in parameters
     ratio = " = m(mscale) / m(mscale_all_dim)" if is_ratio else ""
     yield "attention factor", f"{rope.attention_factor:.6g}{ratio}"
-    on_scores = _mscale_of_scores(rotation, rope)
+    on_scores = _mscale_of_scores(config, parameters, rope)
     if on_scores is not None:
         yield "factor of scores", f"{on_scores**2:.6g} = m(mscale_all_dim)²"
         yield "", "applied by the model, not by the rotation"
@@ -332,11 +333,12 @@ def _factor_facts(rotation: LayerRotation, rope: RotaryEmbedding) -> Iterator[Fa
         yield "", "m(x) = 0.1·x·ln(factor) + 1"
 
 
-def _mscale_of_scores(rotation: LayerRotation, rope: RotaryEmbedding) -> float | None:
+def _mscale_of_scores(
+    config: ModelConfig, parameters: Mapping[str, Any], rope: RotaryEmbedding
+) -> float | None:
     """Return the m(mscale_all_dim) whose square multiplies the scores, None if there is none."""
-    config = rotation.config
-    scale = rotation.parameters.get("mscale_all_dim")
-    factor = rotation.parameters.get("factor")
+    scale = parameters.get("mscale_all_dim")
+    factor = parameters.get("factor")
     if config.model_type not in FACTS["mscale_of_scores"] or not is_latent(config.values):
         return None
     if not _reads_mscale(rope) or not scale or factor is None:
@@ -359,12 +361,12 @@ def _number_text(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else cut(str(value))
 
 
-def band_lines(rotation: LayerRotation, rope: RotaryEmbedding) -> Iterator[str]:
+def band_lines(bands: Sequence[Band]) -> Iterator[str]:
     """Yield the lines of the table of bands: the pairs of an axis that are scaled alike."""
-    has_axes = len(rotation.axes) > 1
-    unit = "" if has_axes else f" in {rotation.axes[0].unit}"
+    has_axes = bands[0].axis != ""
+    unit = "" if has_axes else f" in {bands[0].unit}"
     rows = [("axis", "pairs", f"wavelengths{unit}", "scale")]
-    for band in _bands(rotation, rope):
+    for band in bands:
         waves = _range(band.wavelengths) if band.wavelengths else ""
         scale = f"{_range(band.growth)} times as long" if band.growth else band.effect
         unit = f" {band.unit}" if has_axes else ""
@@ -376,20 +378,23 @@ def band_lines(rotation: LayerRotation, rope: RotaryEmbedding) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def _bands(rotation: LayerRotation, rope: RotaryEmbedding) -> Iterator[Band]:
-    """Yield the bands, axis by axis; pairs without rotation are a band of the only axis."""
-    frequencies = pair_frequencies(rope)
-    has_axes = len(rotation.axes) > 1
-    pair_axes = rotation.pair_axes if has_axes else np.zeros(frequencies.shape, int)
-    growth = np.divide(
-        rotation.unscaled,
-        frequencies,
-        out=np.full(frequencies.shape, np.inf),
-        where=frequencies > 0,
-    )
-    effects = _effects_of_scaling(growth, changed_pairs(frequencies, rotation.unscaled))
-    for number, axis in [*enumerate(rotation.axes), (-1, _NO_AXIS)]:
-        own_pairs = np.flatnonzero(pair_axes == number)
+def _bands_of(config: ModelConfig, layer: Layer, spec: RopeSpec) -> list[Band]:
+    before = unscaled(spec, layer.rope_parameters)
+    return list(bands_by_axis(spec, before, position_axes(config, spec.axes)))
+
+
+def bands_by_axis(spec: RopeSpec, before: Float64, axes: Sequence[Axis]) -> Iterator[Band]:
+    """Yield the bands, axis by axis; pairs without rotation are a band of the only axis.
+
+    before: the frequency of each pair before scaling.
+    """
+    frequencies = pair_frequencies(spec)
+    axis_of_pair = pair_axes(spec) if spec.axes > 1 else np.zeros(frequencies.shape, int)
+    infinite = np.full(frequencies.shape, np.inf)
+    growth = np.divide(before, frequencies, out=infinite, where=frequencies > 0)
+    effects = _effects_of_scaling(growth, changed_pairs(frequencies, before))
+    for number, axis in [*enumerate(axes), (-1, _NO_AXIS)]:
+        own_pairs = np.flatnonzero(axis_of_pair == number)
         for effect, run in groupby(own_pairs, key=effects.__getitem__):
             pairs = list(run)
             waves = [] if effect == _UNROTATED else (2 * np.pi / frequencies[pairs]).tolist()

@@ -13,7 +13,21 @@ from numpy.typing import NDArray
 
 from rope_cpu.arguments.texts import cut
 from rope_cpu.array_types import Float64, Int64
-from rope_cpu.cli.layer_rotations import Axis, LayerRotation, changed_pairs, pair_frequencies
+from rope_cpu.cli.layer_rotations import (
+    Axis,
+    changed_pairs,
+    contexts,
+    group_name,
+    pair_axes,
+    pair_frequencies,
+    position_axes,
+    ropes_by_length,
+    unscaled,
+)
+from rope_cpu.cli.show import model_name
+from rope_cpu.frequencies.spec import RopeSpec
+from rope_cpu.models.layer import Layer
+from rope_cpu.models.model import ModelConfig
 
 # Inches.
 _WIDTH = 9.0
@@ -48,10 +62,10 @@ _WINDOW = 1.1
 
 
 @rc_context(_STYLE)
-def draw(rotations: Sequence[LayerRotation]) -> Figure:
+def draw(config: ModelConfig, layers: Sequence[Layer]) -> Figure:
     """Return the figure: a panel of wavelengths for each axis, and one of expected scores."""
-    rotated = [rotation for rotation in rotations if rotation.by_length]
-    axes = list(dict.fromkeys(axis for rotation in rotated for axis, _ in _pairs_by_axis(rotation)))
+    rotated = [(layer, layer.rope) for layer in layers if layer.rope is not None]
+    axes = list(dict.fromkeys(axis for _, spec in rotated for axis, _ in _by_axis(config, spec)))
     # The scores take the space that is left in rows of two panels.
     cells = [*axes, *["scores"] * (2 - len(axes) % 2)]
     rows: list[Any] = [cells[start : start + 2] for start in range(0, len(cells), 2)]
@@ -62,21 +76,21 @@ def draw(rotations: Sequence[LayerRotation]) -> Figure:
     waves = {axis: panels[axis] for axis in axes}
     _prepare_wavelengths(waves)
     _prepare_scores(scores, axes)
-    for rotation in rotated:
-        layers = f"{cut(rotation.layers)} ({rotation.rope.rope_type})" if len(rotated) > 1 else ""
-        for axis, pairs in _pairs_by_axis(rotation):
-            group = f"{layers} {axis.name}".strip()
-            _draw_axis(waves[axis], scores, rotation, axis, pairs, group)
-    _draw_contexts(waves, scores, rotated)
-    figure.suptitle(_plain(_title(rotated)))
+    for layer, spec in rotated:
+        name = f"{cut(group_name(config, layer))} ({spec.rope_type})" if len(rotated) > 1 else ""
+        for axis, pairs in _by_axis(config, spec):
+            group = f"{name} {axis.name}".strip()
+            _draw_axis(waves[axis], scores, config, layer, axis, pairs, group)
+    _draw_contexts(waves, scores, [contexts(config, layer) for layer, _ in rotated])
+    figure.suptitle(_plain(_title(config, [layer for layer, _ in rotated])))
     figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 
-def _pairs_by_axis(rotation: LayerRotation) -> Iterator[tuple[Axis, Int64]]:
+def _by_axis(config: ModelConfig, spec: RopeSpec) -> Iterator[tuple[Axis, Int64]]:
     """Yield the axes that rotate pairs, each with the numbers of its pairs."""
-    for number, axis in enumerate(rotation.axes):
-        pairs = np.flatnonzero(rotation.pair_axes == number)
+    for number, axis in enumerate(position_axes(config, spec.axes)):
+        pairs = np.flatnonzero(pair_axes(spec) == number)
         if pairs.size > 0:
             yield axis, pairs
 
@@ -107,16 +121,24 @@ def _prepare_scores(panel: Axes, axes: Sequence[Axis]) -> None:
 
 
 def _draw_axis(
-    panel: Axes, scores: Axes, rotation: LayerRotation, axis: Axis, pairs: Int64, group: str
+    panel: Axes,
+    scores: Axes,
+    config: ModelConfig,
+    layer: Layer,
+    axis: Axis,
+    pairs: Int64,
+    group: str,
 ) -> None:
     """Draw the wavelengths and scores of an axis at each length, and grey before scaling.
 
     The grey curve is left out if it equals another.
     """
-    before = rotation.unscaled[pairs]
-    after = {length: pair_frequencies(rope)[pairs] for length, rope in rotation.by_length.items()}
+    ropes = ropes_by_length(config, layer)
+    after = {length: pair_frequencies(rope.spec)[pairs] for length, rope in ropes.items()}
+    spec = next(iter(ropes.values())).spec
+    before = unscaled(spec, layer.rope_parameters)[pairs]
     changed = [changed_pairs(frequencies, before) for frequencies in after.values()]
-    largest = _largest_distance(rotation, axis)
+    largest = axis.extent or _largest_distance(spec, contexts(config, layer))
     otherwise = "after scaling" if np.any(changed) else ""
     curves = [(length or otherwise, frequencies) for length, frequencies in after.items()]
     if all(pairs_of_length.any() for pairs_of_length in changed):
@@ -153,13 +175,10 @@ def _shade(panel: Axes, pairs: Int64, changed: NDArray[np.bool_], label: str) ->
 
 
 def _draw_contexts(
-    panels: Mapping[Axis, Axes], scores: Axes, rotations: Sequence[LayerRotation]
+    panels: Mapping[Axis, Axes], scores: Axes, found: Sequence[Mapping[str, int]]
 ) -> None:
     """Draw contexts as wavelengths and as distances; only rotations of tokens have any."""
-    contexts = dict.fromkeys(
-        context for rotation in rotations for context in rotation.contexts.items()
-    )
-    for name, length in contexts:
+    for name, length in dict.fromkeys(item for of_layer in found for item in of_layer.items()):
         style = _CONTEXT_STYLES[name]
         for panel in panels.values():
             panel.axhline(length, color="0.4", linestyle=style, linewidth=1)
@@ -167,15 +186,14 @@ def _draw_contexts(
         scores.axvline(length, color="0.4", linestyle=style, linewidth=1, label=label)
 
 
-def _title(rotations: Sequence[LayerRotation]) -> str:
+def _title(config: ModelConfig, layers: Sequence[Layer]) -> str:
     """Return the model, its rope types and attention factors."""
-    first = rotations[0]
-    types = dict.fromkeys(rotation.rope.rope_type for rotation in rotations)
-    ropes = [rope for rotation in rotations for rope in rotation.by_length.values()]
+    ropes = [rope for layer in layers for rope in ropes_by_length(config, layer).values()]
+    types = dict.fromkeys(rope.rope_type for rope in ropes)
     factors = dict.fromkeys(f"{rope.attention_factor:.4g}" for rope in ropes)
-    heads = ", the first head" if first.rope.spec.inv_freq.shape[2] > 1 else ""
+    heads = ", the first head" if ropes[0].spec.inv_freq.shape[2] > 1 else ""
     facts = f"rope type {', '.join(types)}; attention factor {', '.join(factors)}"
-    return f"{cut(first.model)}{heads}\n{facts}"
+    return f"{cut(model_name(config))}{heads}\n{facts}"
 
 
 def _plain(text: str) -> str:
@@ -183,16 +201,13 @@ def _plain(text: str) -> str:
     return text.replace("$", "\\$")
 
 
-def _largest_distance(rotation: LayerRotation, axis: Axis) -> float:
+def _largest_distance(spec: RopeSpec, known: Mapping[str, int]) -> float:
     """Return the maximum context, or a bounded stand-in for configs without one."""
-    contexts = rotation.contexts
-    if axis.extent is not None:
-        return axis.extent
-    if "maximum context" in contexts:
-        return contexts["maximum context"]
-    if contexts:
-        return _TIMES_ORIGINAL * contexts["original context"]
-    frequencies = pair_frequencies(rotation.rope)
+    if "maximum context" in known:
+        return known["maximum context"]
+    if known:
+        return _TIMES_ORIGINAL * known["original context"]
+    frequencies = pair_frequencies(spec)
     longest = 2 * np.pi / frequencies[frequencies > 0].min()
     return float(np.clip(longest, _LEAST_DISTANCE, _MOST_DISTANCE))
 

@@ -11,19 +11,13 @@ from shutil import get_terminal_size
 
 from rope_cpu import export
 from rope_cpu.arguments.texts import escaped
-from rope_cpu.cli.command_line import (
-    UsageError,
-    add_config_arguments,
-    add_pairing_arguments,
-    check_file,
-    config_from_arguments,
-    head_counts,
-    print_lines,
-    write_errors,
-)
-from rope_cpu.cli.layer_rotations import LayerRotation, rotations_from_arguments
+from rope_cpu.cli import command_line
+from rope_cpu.cli.command_line import UsageError, print_lines
+from rope_cpu.cli.layer_rotations import layers_from_arguments, ropes_by_length
 from rope_cpu.cli.verify_rows import TOKENS, Heads, Row, pairing, rows
+from rope_cpu.models.layer import Layer
 from rope_cpu.models.model import ModelConfig
+from rope_cpu.rotation.embedding import RotaryEmbedding
 
 # Elements of q: eight times those of the largest models, and some 10 GB of references.
 LARGEST = 2**26
@@ -43,8 +37,8 @@ _HEADER = _ROW.format("", "dtype", "pairing", "by", "max error", "tolerance", ""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `rope-cpu verify`."""
-    add_config_arguments(parser)
-    add_pairing_arguments(parser)
+    command_line.add_config_arguments(parser)
+    command_line.add_pairing_arguments(parser)
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="also write the reports to a JSON file"
     )
@@ -56,31 +50,34 @@ def run(args: argparse.Namespace) -> int:
     Returns 1 if a row is out of tolerance, else 0.
     """
     if args.json is not None:
-        check_file(args.json)
-    config = config_from_arguments(args)
+        command_line.check_file(args.json)
+    config = command_line.config_from_arguments(args)
     model = "Llama 3.1 8B" if args.config is None else str(args.config)
-    rotations = rotations_from_arguments(config, args)
-    heads = [_heads(config, rotation) for rotation in rotations]
+    layers = layers_from_arguments(config, args)
+    with command_line.usage_errors():
+        ropes = [next(iter(ropes_by_length(config, layer).values()), None) for layer in layers]
+        heads = [_heads(config, layer) for layer in layers]
+    names = [layer.layer_type for layer in layers]
     if not any(heads):
-        names = ", ".join(rotation.layer_type or "all layers" for rotation in rotations)
-        raise UsageError(f"nothing to verify: {names} are not rotated")
-    layers = {
-        rotation.layer_type: _verified(model, rotation, counts)
-        for rotation, counts in zip(rotations, heads, strict=True)
+        listed = ", ".join(name or "all layers" for name in names)
+        raise UsageError(f"nothing to verify: {listed} are not rotated")
+    found = {
+        name: _verified(model, name, rope, counts)
+        for name, rope, counts in zip(names, ropes, heads, strict=True)
     }
     _print(LEGEND)
     if args.json is not None:
-        _write_json(args.json, model, layers)
-    failed = any(row.verdict == "FAIL" for found in layers.values() for row in found)
+        _write_json(args.json, model, found)
+    failed = any(row.verdict == "FAIL" for rows in found.values() for row in rows)
     return 1 if failed else 0
 
 
-def _heads(config: ModelConfig, rotation: LayerRotation) -> Heads | None:
+def _heads(config: ModelConfig, layer: Layer) -> Heads | None:
     """Return the numbers of heads, None without a rotation; raise UsageError for too many."""
-    if not rotation.by_length:
+    if layer.rope is None:
         return None
-    heads = head_counts(config, rotation.layer_type)
-    head_dim = rotation.rope.head_dim
+    heads = config.heads(layer.layer_type)
+    head_dim = layer.rope.head_dim
     if heads[0] * head_dim * TOKENS > LARGEST:
         raise UsageError(
             f"the config has {heads[0]} heads of {head_dim} elements; "
@@ -89,13 +86,14 @@ def _heads(config: ModelConfig, rotation: LayerRotation) -> Heads | None:
     return heads
 
 
-def _verified(model: str, rotation: LayerRotation, heads: Heads | None) -> list[Row]:
+def _verified(
+    model: str, layer_type: str | None, rope: RotaryEmbedding | None, heads: Heads | None
+) -> list[Row]:
     """Print what a layer type rotates, and each row as soon as it is known; return the rows."""
-    name = model if rotation.layer_type is None else f"{model}, {rotation.layer_type}"
-    if heads is None:
+    name = model if layer_type is None else f"{model}, {layer_type}"
+    if rope is None or heads is None:
         print_lines([f"{name}: not rotated", ""])
         return []
-    rope = rotation.rope
     facts = f"rope type {rope.rope_type}, {rope.rotary_dim} of {rope.head_dim} elements rotated"
     _print(f"{name}: {facts} in {pairing(rope)} pairs; q ({heads[0]} heads) and k ({heads[1]})")
     print_lines(["", _HEADER])
@@ -134,5 +132,5 @@ def _write_json(path: Path, model: str, layers: dict[str | None, list[Row]]) -> 
     ]
     versions = {package: version(package) for package in PACKAGES}
     content = {"model": model, "versions": versions, "layers": entries}
-    with write_errors(path):
+    with command_line.write_errors(path):
         path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", "utf-8")

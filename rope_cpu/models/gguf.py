@@ -32,8 +32,8 @@ from rope_cpu.models.gguf_header import read_header
 from rope_cpu.models.keys import is_rotation_key
 from rope_cpu.models.layer import FULL, SLIDING, Layer
 from rope_cpu.models.layers import value_of_layers
-from rope_cpu.models.model import HeadCounts, ModelConfig
-from rope_cpu.models.model_types import ALL_LAYERS, Config, data
+from rope_cpu.models.model import ModelConfig
+from rope_cpu.models.model_types import Config, data
 
 # `architectures`: what the code of llama.cpp decides for each one, beside the metadata.
 #
@@ -147,26 +147,26 @@ class GgufConfig(ModelConfig):
     """A GGUF file: its metadata, and the rotation of each layer type that differs."""
 
     metadata: Metadata
-    rotations: Mapping[str, Rotation]
+    rotations: Mapping[str | None, Rotation]
 
     def _build_spec(self, asked: Layer, interleaved: bool | None, angle_dtype: str) -> RopeSpec:
         scalars.choice("angle_dtype", angle_dtype, ("float64",))
         if asked.index is not None:
             raise ArgumentError("layer", asked.index, "be left out", "give `layer_type`")
-        names = (None, FULL, SLIDING) if ALL_LAYERS in self.rotations else tuple(self.rotations)
+        names = (None, FULL, SLIDING) if None in self.rotations else tuple(self.rotations)
         if asked.layer_type not in names:
             rule = f"be one of {', '.join(map(repr, names))}"
             raise ArgumentError("layer_type", asked.layer_type, rule)
-        rotation = self.rotations.get(ALL_LAYERS) or self.rotations[str(asked.layer_type)]
+        rotation = self.rotations.get(None) or self.rotations[asked.layer_type]
         return rotation.spec
 
-    def heads(self, layer_type: str | None = None, layer: int | None = None) -> HeadCounts:
-        """Return the numbers of query heads and of key/value heads; see `ModelConfig.heads`."""
+    def _head_counts(
+        self, layer_type: str | None, layer: int | None
+    ) -> tuple[int | None, int | None]:
         heads = self._count_of_heads("attention.head_count", layer_type, layer)
         if self.metadata.facts.get("latent"):
             return heads, 1
-        kv_heads = self._count_of_heads("attention.head_count_kv", layer_type, layer)
-        return heads, kv_heads or heads
+        return heads, self._count_of_heads("attention.head_count_kv", layer_type, layer)
 
     def _count_of_heads(self, key: str, layer_type: str | None, layer: int | None) -> int | None:
         """Return a number of heads; a list by layer has 0 for layers without attention."""
@@ -263,8 +263,8 @@ def _pairing_note(metadata: Metadata) -> str | None:
     return TABLE["permuted"] if metadata.facts.get("permuted") else None
 
 
-def _rotations(metadata: Metadata) -> dict[str, Rotation]:
-    """Return the rotation of each layer type, under "" if all layers have the same.
+def _rotations(metadata: Metadata) -> dict[str | None, Rotation]:
+    """Return the rotation of each layer type, under None if all layers have the same.
 
     Overrides apply to layers without a window: flags of llama.cpp reach the others in part only.
     """
@@ -275,7 +275,7 @@ def _rotations(metadata: Metadata) -> dict[str, Rotation]:
         return {FULL: full}
     windowed = full if windowed_layers is None else _rotation(windowed_layers)
     if replace(windowed.spec, rope_type=full.spec.rope_type) == full.spec:
-        return {ALL_LAYERS: full}
+        return {None: full}
     return {FULL: full, SLIDING: windowed}
 
 

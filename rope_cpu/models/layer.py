@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from inspect import signature
 
 import numpy as np
@@ -106,7 +106,7 @@ class Layer:
         False for layers without rotation.
     rope_theta : float, optional
         The base of this layer alone; None for that of its rope parameters.
-    rope_parameters : mapping, optional
+    rope_parameters : mapping
         Its rope parameters in Hugging Face form.
     rope : RopeSpec, optional
         The rotation that follows from them; None for a layer without one.
@@ -165,7 +165,7 @@ class Layer:
     layer_type: str | None = None
     rotated: bool = True
     rope_theta: float | None = None
-    rope_parameters: Config | None = None
+    rope_parameters: Config = field(default_factory=dict)
     rope: RopeSpec | None = None
     num_heads: int = 0
     num_kv_heads: int = 0
@@ -208,7 +208,7 @@ class Layer:
         known: the names of the fields that the caller takes, whatever their values are.
         """
         of_norms = () if self.qk_norm else ("norm_other", "query_weights")
-        defaults = {field.name: field.default for field in fields(self)}
+        defaults = vars(type(self)())
         for name in (*PARTS, *defaults):
             value = getattr(self, name)
             if value != defaults.get(name) and name not in (*known, *of_norms):

@@ -13,11 +13,12 @@ from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.frequencies.rope_types import MISSING
 from rope_cpu.frequencies.scaling import DEFAULT_THETA, SECTION_KEYS, without_nulls
 from rope_cpu.models.layer import Layer
-from rope_cpu.models.model_types import ALL_LAYERS, SHARE, Config, ModelFacts, data, value_at
+from rope_cpu.models.model_types import SHARE, Config, ModelFacts, data, value_at
 
 RopeParameters = dict[str, Any]
 
-Sections = Mapping[str, Config | None]  # by layer type; None: layers of this type are not rotated
+# By layer type, or under None for all layers; a section None: layers of this type are not rotated.
+Sections = Mapping[str | None, Config | None]
 
 COUNT_KEYS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 
@@ -29,8 +30,10 @@ _LENGTH = "max_position_embeddings"
 _ORIGINAL = "original_max_position_embeddings"
 
 
-def rope_parameters_by_type(text: Config, facts: ModelFacts) -> dict[str, RopeParameters | None]:
-    """Return the section of each layer type, or the one of `ALL_LAYERS`.
+def rope_parameters_by_type(
+    text: Config, facts: ModelFacts
+) -> dict[str | None, RopeParameters | None]:
+    """Return the section of each layer type, or the one of all layers under None.
 
     Each section has its base and its rotated share, from the file or from the model type. None
     stands for layer types that are not rotated.
@@ -39,14 +42,15 @@ def rope_parameters_by_type(text: Config, facts: ModelFacts) -> dict[str, RopePa
     for name in SECTION_KEYS & section.keys():  # it would look like a layer type
         if isinstance(section[name], Mapping):
             raise ArgumentTypeError(name, section[name], "be no object")
+    parts: dict[str | None, Any]
     if any(isinstance(value, Mapping) for value in section.values()):
         parts = {label: section[label] for label in section if _is_section(section[label])}
     elif facts.has_layer_sections:
         return _old_sections(key, section, text, facts)
     elif section or not facts.rope_parameters:
-        parts = {ALL_LAYERS: section}
+        parts = {None: section}
     else:
-        parts = {ALL_LAYERS: _default_section(text, facts)}
+        parts = {None: _default_section(text, facts)}
     return {
         label: None if part is None else _completed(label, part, text, facts)
         for label, part in parts.items()
@@ -75,7 +79,7 @@ def _default_section(text: Config, facts: ModelFacts) -> RopeParameters:
     A length in the file applies to the section as well.
     """
     section = dict(facts.rope_parameters or {})
-    for name, key in ((_LENGTH, _LENGTH), ("rope_theta", facts.theta.get(ALL_LAYERS))):
+    for name, key in ((_LENGTH, _LENGTH), ("rope_theta", facts.theta.get(None))):
         if _value(text, key) is not None:
             section.pop(name, None)
     return section
@@ -83,7 +87,7 @@ def _default_section(text: Config, facts: ModelFacts) -> RopeParameters:
 
 def _old_sections(
     key: str, section: Config, text: Config, facts: ModelFacts
-) -> dict[str, RopeParameters | None]:
+) -> dict[str | None, RopeParameters | None]:
     """Return the sections of a model whose layer types differ, from a file of the old form.
 
     The file has at most one flat section, under `key`.
@@ -92,7 +96,7 @@ def _old_sections(
     if section and not set(facts.scaled) & set(defaults):
         rule = "hold a section for each layer type, {layer type: section}"
         raise ArgumentError(key, Finding("is one section"), rule)
-    sections: dict[str, RopeParameters | None] = {}
+    sections: dict[str | None, RopeParameters | None] = {}
     for label, default in defaults.items():
         if default is None:
             sections[label] = None
@@ -123,14 +127,14 @@ def _old_values(label: str, own: Config, text: Config, facts: ModelFacts) -> Rop
     return values
 
 
-def _completed(label: str, part: Config, text: Config, facts: ModelFacts) -> RopeParameters:
+def _completed(label: str | None, part: Config, text: Config, facts: ModelFacts) -> RopeParameters:
     """Return a section with its base, its rotated share and its original length.
 
     Each is that of the first place which has it: the section, the file, the model type. A base of
     null alone is refused, since models of transformers with it cannot be built.
     """
     own = without_nulls(part)
-    defaults = facts.defaults if label == ALL_LAYERS else facts.filled.get(label, {})
+    defaults = facts.defaults if label is None else facts.filled.get(label, {})
     key = facts.theta.get(label)
     # Own sections of a class have their bases.
     if not facts.theta and (own_section(text)[1] or not facts.rope_parameters):
@@ -140,9 +144,9 @@ def _completed(label: str, part: Config, text: Config, facts: ModelFacts) -> Rop
         remedy = "transformers 5 loses it where `config.rope_scaling` is assigned: take the model's"
         raise ArgumentError("rope_theta", None, "be a number, the base of the model", remedy)
     added = {"rope_theta": _first(theta, defaults.get("rope_theta"), DEFAULT_THETA)}
-    if label == ALL_LAYERS:
+    if label is None:
         added[_ORIGINAL] = _first(text.get(_ORIGINAL), own.get(_ORIGINAL))
-    key = facts.partial.get(label, None if label == ALL_LAYERS else SHARE)
+    key = facts.partial.get(label, None if label is None else SHARE)
     if SHARE not in own and key is not None and key.endswith("_dim"):
         added["rotary_dim"] = _first(text.get(key), facts.defaults.get(key))
         key = SHARE
@@ -247,7 +251,7 @@ class ModelLayers:
         else:
             of_type = self.entries if layer_type is None else self.by_type.get(layer_type)
             # A type that no layer has, or whose layers are not listed, stands for one layer.
-            rotated = self.sections.get(str(layer_type), {}) is not None
+            rotated = self.sections.get(layer_type, {}) is not None
             selected = list(of_type or [Layer(layer_type=layer_type, rotated=rotated)])
         thetas = {entry.rope_theta for entry in selected if entry.rotated}
         if not thetas:
@@ -268,7 +272,7 @@ class ModelLayers:
     def _at(self, layer_type: str | None, layer: int) -> Layer:
         """Return a layer by its index."""
         index = scalars.whole_number("layer", layer, 0)
-        all_alike = ALL_LAYERS in self.sections and len(self.sections) == 1
+        all_alike = None in self.sections and len(self.sections) == 1
         rule = ""
         if layer_type is not None:
             rule = f"be left out, as `layer_type` is {shown(layer_type)}"
@@ -286,17 +290,17 @@ class ModelLayers:
         """Return the section of a layer type, with its name if layer types have their own."""
         sections = self.sections
         remedy = ""
-        if ALL_LAYERS in sections:
+        if None in sections:
             names = [name for name in self.known_types if name is not None]
             if layer_type in (None, *names):
-                return layer_type, sections[ALL_LAYERS] or {}
+                return layer_type, sections[None] or {}
             listed = cut(", ".join(map(repr, sorted(names))))
             rule = "be left out, as this config has one rotation for all rotated layers"
             remedy = f"or give one of {listed}" if names else ""
             raise ArgumentError("layer_type", layer_type, rule, remedy)
         if layer_type is None and len(sections) == 1:
             layer_type = next(iter(sections))
-        section = sections.get(str(layer_type))
+        section = sections.get(layer_type)
         if section is not None:
             return layer_type, section
         rotated = [name for name in sections if sections[name] is not None]
@@ -317,7 +321,7 @@ def model_layers(values: Config, sections: Sections) -> ModelLayers:
         by_type.setdefault(entry.layer_type, []).append(entry)
     rotated = {entry.layer_type for entry in entries if entry.rotated}
     if not entries:
-        rotated = {name or None for name in sections if sections[name] is not None}
+        rotated = {name for name in sections if sections[name] is not None}
     known = {*by_type, *(values.get("layer_types") or ())}
     return ModelLayers(sections, entries, by_type, known, rotated)
 
@@ -334,7 +338,7 @@ def _entries(values: Config, sections: Sections) -> list[Layer]:
     is_listed = bool(values.get("no_rope_layers"))  # whatever the layer types
     made = cache(lambda *own: Layer(layer_type=own[0], rotated=own[1], rope_theta=own[2]))
     return [
-        made(kind, rotated and (is_listed or sections.get(str(kind), {}) is not None), theta)
+        made(kind, rotated and (is_listed or sections.get(kind, {}) is not None), theta)
         for kind, (rotated, theta) in zip(layer_types, _rotations(values, count), strict=True)
     ]
 

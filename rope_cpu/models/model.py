@@ -20,13 +20,10 @@ from rope_cpu.frequencies.spec import RopeSpec, placed
 from rope_cpu.models import layers
 from rope_cpu.models.layer import FULL_LAYERS, WINDOW_LAYERS, Layer, query_factors
 from rope_cpu.models.layers import ModelLayers, RopeParameters
-from rope_cpu.models.model_types import ALL_LAYERS, PAIRING_KEY, Config, ModelFacts
+from rope_cpu.models.model_types import PAIRING_KEY, Config, ModelFacts
 
 HEADS_KEYS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "dit_heads")
 KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
-
-# Numbers of query heads and of key/value heads, None if the config does not say.
-HeadCounts = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +40,9 @@ class ModelConfig(ABC):
     values : mapping
         The keys of that part under standard names, with the defaults of its model type.
     rope_parameters : {layer type: section}
-        The rope parameters by layer type, or under "" for all layers. None: layers of this type are
-        not rotated. Empty for models with several position axes, which have one rotation.
+        The rope parameters by layer type, or under None for all layers. A section None: layers of
+        this type are not rotated. Empty for models with several position axes, which have one
+        rotation.
     facts : ModelFacts
         The row of the model type in the model table.
     is_known : bool
@@ -69,7 +67,7 @@ class ModelConfig(ABC):
     source: Config
     model_type: str | None
     values: Config
-    rope_parameters: Mapping[str, RopeParameters | None] = field(default_factory=dict)
+    rope_parameters: Mapping[str | None, RopeParameters | None] = field(default_factory=dict)
     facts: ModelFacts = field(default_factory=ModelFacts, repr=False)
     is_known: bool = True
     unknown_whole: str | None = None
@@ -180,7 +178,7 @@ class ModelConfig(ABC):
         """The layers of the model."""
         return layers.model_layers(self.values, self.rope_parameters)
 
-    def heads(self, layer_type: str | None = None, layer: int | None = None) -> HeadCounts:
+    def heads(self, layer_type: str | None = None, layer: int | None = None) -> tuple[int, int]:
         """Return the numbers of query heads and of key/value heads.
 
         Latent attention rotates one key, which all heads share.
@@ -194,13 +192,13 @@ class ModelConfig(ABC):
 
         Returns
         -------
-        num_heads, num_kv_heads : int or None
-            None if neither the file nor its model type has the number.
+        num_heads, num_kv_heads : int
 
         Raises
         ------
-        TypeError, ValueError
-            If a number is out of range, or differs between the selected layers.
+        ValueError
+            If a number is out of range or differs between the selected layers, or if neither the
+            file nor its model type has it.
 
         Examples
         --------
@@ -208,12 +206,24 @@ class ModelConfig(ABC):
         >>> read({"model_type": "mistral"}).heads()
         (32, 8)
         """
-        layer_type = self.layers.type_of(layer_type, layer)
+        try:
+            heads, kv_heads = self._head_counts(self.layers.type_of(layer_type, layer), layer)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"the config's {error}") from error
+        if heads is None:
+            keys = ", ".join(HEADS_KEYS)
+            raise ValueError(f"the config lacks the number of heads; add one of {keys}")
+        return heads, kv_heads or heads
+
+    def _head_counts(
+        self, layer_type: str | None, layer: int | None
+    ) -> tuple[int | None, int | None]:
+        """Return the same as `heads`; None for a number that the config does not have."""
         values = layers.values_of_type(self.values, layer_type)
         heads = _first_number(HEADS_KEYS, values, layer_type, layer)
         if layers.is_latent(values):
             return heads, 1
-        return heads, _first_number(KV_HEADS_KEYS, values, layer_type, layer) or heads
+        return heads, _first_number(KV_HEADS_KEYS, values, layer_type, layer)
 
     @property
     @abstractmethod
@@ -255,11 +265,11 @@ class ModelConfig(ABC):
                 rule = f"follow a rotation with an attention factor of {factor:.6g}"
                 raise ValueError(f"norms of queries and keys {rule}")
         layer_type = self._type_of(facts, index, layer_type)
-        num_heads, num_kv_heads = self.head_counts(layer_type, index)
+        num_heads, num_kv_heads = self.heads(layer_type, index)
         width = layers.head_dim(self.values, layer_type) if rope is None else rope.head_dim
         window = facts.window_of(layer_type)
         parameters = self.rope_parameters
-        section = parameters.get(layer_type or ALL_LAYERS) or parameters.get(ALL_LAYERS) or {}
+        section = parameters.get(layer_type) or parameters.get(None) or {}
         return replace(
             facts,
             index=index,
@@ -288,17 +298,6 @@ class ModelConfig(ABC):
         if layer_type not in (None, *FULL_LAYERS, *WINDOW_LAYERS):
             raise ValueError(f"the attention of layers of type {shown(layer_type)} is not known")
         return layer_type
-
-    def head_counts(self, layer_type: str | None, layer: int | None = None) -> tuple[int, int]:
-        """Return the same as `heads`; raise ValueError, which names the config, if it has none."""
-        try:
-            num_heads, num_kv_heads = self.heads(layer_type, layer)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"the config's {error}") from error
-        if num_heads is None or num_kv_heads is None:
-            keys = ", ".join(HEADS_KEYS)
-            raise ValueError(f"the config lacks the number of heads; add one of {keys}")
-        return num_heads, num_kv_heads
 
 
 # The facts of norms in a layer without.

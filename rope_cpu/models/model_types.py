@@ -25,16 +25,13 @@ PAIRING_KEY = "indexer_rope_interleave"
 
 SHARE = "partial_rotary_factor"
 
-# The label of rope parameters that hold for all layers, where others have a layer type.
-ALL_LAYERS = ""
-
 
 @dataclass(frozen=True)
 class ModelFacts:
     """One row of the model table, transcribed from the model's own code.
 
-    A label is a layer type, or `ALL_LAYERS` ("") for the one section of all layers. A section is
-    a dict of rope parameters. Differences of a single model's code stand in `quirks`.
+    A label is a layer type, or None ("" in the file) for the one section of all layers. A section
+    is a dict of rope parameters. Differences of a single model's code stand in `quirks`.
 
     Parameters
     ----------
@@ -89,9 +86,9 @@ class ModelFacts:
     rope_parameters: Mapping[str, Any] | None = None
     filled: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     mrope: Mapping[str, Any] = field(default_factory=dict)
-    theta: Mapping[str, str] = field(default_factory=lambda: {ALL_LAYERS: "rope_theta"})
-    partial: Mapping[str, str] = field(default_factory=lambda: {ALL_LAYERS: SHARE})
-    scaled: tuple[str, ...] = (ALL_LAYERS,)
+    theta: Mapping[str | None, str] = field(default_factory=lambda: {None: "rope_theta"})
+    partial: Mapping[str | None, str] = field(default_factory=lambda: {None: SHARE})
+    scaled: tuple[str, ...] = ()
     whole_head: bool = False
     rotates: str = ""
     rotated_heads: int | None = None
@@ -160,6 +157,8 @@ def model_facts(model_type: str) -> ModelFacts | None:
         for key, value in row.items()
         if key != "source"
     }
+    for name in {"theta", "partial"} & fields.keys():
+        fields[name] = {label or None: key for label, key in fields[name].items()}
     return ModelFacts(**fields)
 
 

@@ -57,7 +57,7 @@ class TextConfig(ModelConfig):
             self._refuse_missing_theta()
         chosen = self.layers.select(asked.layer_type, asked.index)
         layer_type = chosen.layer_type
-        section = dict(chosen.rope_parameters or {})
+        section = dict(chosen.rope_parameters)
         width = layers.head_dim(values, layer_type)
         rotary_dim = section.pop("rotary_dim", None)
         # The factor does not apply to a latent head, whose rotated width is given, and not to
@@ -80,7 +80,7 @@ class TextConfig(ModelConfig):
         if values.get("rotation_sign") == -1:
             spec = reverse_direction(spec)
         if facts.rotated_heads is not None:
-            heads, _ = self.heads(layer_type)
+            heads, _ = self._head_counts(layer_type, None)
             turning = np.arange(heads or 1) < facts.rotated_heads
             spec = with_still_pairs(spec, spec.inv_freq * turning[:, None])
         if mrope_section is None:

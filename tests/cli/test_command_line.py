@@ -10,6 +10,6 @@ from rope_cpu.cli import command_line
 
 def test_the_shipped_config_is_llama_3_1():
     config = command_line.config_from_arguments(argparse.Namespace(config=None))
-    rope = command_line.rope_from_config(config, None)
+    rope = RotaryEmbedding.from_config(config)
     assert rope == RotaryEmbedding(128, rope_theta=500000.0, scaling=LLAMA3_SCALING)
     assert not rope.interleaved

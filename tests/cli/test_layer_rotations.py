@@ -5,7 +5,14 @@ import sys
 import numpy as np
 import pytest
 
-from rope_cpu.cli.layer_rotations import AXES, Axis, layer_rotations
+from rope_cpu.cli.layer_rotations import (
+    AXES,
+    Axis,
+    group_name,
+    layer_groups,
+    position_axes,
+    unscaled,
+)
 from rope_cpu.models import reader
 from rope_cpu.models.vision import CLASSES, TOWERS
 
@@ -15,26 +22,28 @@ SIZES = {"hidden_size": 1536, "num_attention_heads": 12}
 def test_layers_that_are_not_rotated_are_no_part_of_all():
     sizes = {"hidden_size": 512, "num_attention_heads": 4, "num_hidden_layers": 2}
     granite = {**sizes, "model_type": "granite_swa", "layer_rope_theta": [5e6, 0]}
-    (rotation,) = layer_rotations(reader.read(granite), None, None)
-    assert rotation.layers == "all rotated layers"
-    assert rotation.parameters["rope_theta"] == 5e6
+    config = reader.read(granite)
+    (layer,) = layer_groups(config)
+    assert group_name(config, layer) == "all rotated layers"
+    assert layer.rope_parameters["rope_theta"] == 5e6
 
 
 def test_every_layer_type_or_the_one_named():
     config = reader.read({"model_type": "gemma4_text"})
-    names = [rotation.layers for rotation in layer_rotations(config, None, None)]
+    names = [group_name(config, layer) for layer in layer_groups(config)]
     assert names == ["sliding_attention", "full_attention"]
-    (rotation,) = layer_rotations(config, "sliding_attention", None)
-    assert rotation.layers == "sliding_attention"
+    (layer,) = layer_groups(config, "sliding_attention")
+    assert group_name(config, layer) == "sliding_attention"
 
 
 def test_an_odd_share_is_no_scaling():
     """Exponents are over the share itself, 25 elements, though 26 are rotated."""
     sizes = {"hidden_size": 400, "num_attention_heads": 4, "partial_rotary_factor": 0.25}
     config = reader.read({"model_type": "stablelm", **sizes})
-    (rotation,) = layer_rotations(config, None, None)
-    assert rotation.rope.rotary_dim == 26
-    np.testing.assert_allclose(rotation.unscaled, rotation.rope.inv_freq, rtol=1e-14)
+    (layer,) = layer_groups(config)
+    assert layer.rope.rotary_dim == 26
+    before = unscaled(layer.rope, layer.rope_parameters)
+    np.testing.assert_allclose(before, layer.rope.inv_freq[0, 0, 0], rtol=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -51,8 +60,8 @@ def test_an_odd_share_is_no_scaling():
     ],
 )
 def test_axes_in_the_order_of_position_ids(config, names):
-    (rotation,) = layer_rotations(reader.read(config), None, None)
-    assert [axis.name for axis in rotation.axes] == names
+    parsed = reader.read(config)
+    assert [axis.name for axis in position_axes(parsed, parsed.spec().axes)] == names
 
 
 def test_every_row_names_axes_of_the_table():
@@ -63,8 +72,8 @@ def test_every_row_names_axes_of_the_table():
 def test_an_unknown_number_of_axes_is_numbered():
     section = {"type": "mrope", "mrope_section": [1, 2]}
     config = {"model_type": "qwen2_vl", "head_dim": 6, **SIZES, "rope_scaling": section}
-    (rotation,) = layer_rotations(reader.read(config), None, None)
-    assert rotation.axes == (Axis("axis 0", "positions"), Axis("axis 1", "positions"))
+    numbered = (Axis("axis 0", "positions"), Axis("axis 1", "positions"))
+    assert position_axes(reader.read(config), 2) == numbered
 
 
 def lines_run(call):
@@ -97,7 +106,7 @@ def many_types(count, **keys):
 def test_work_grows_with_the_number_of_layer_types_and_not_with_its_square(model_type):
     def work(count):
         config = many_types(count, model_type=model_type)
-        return lines_run(lambda: list(layer_rotations(reader.read(config), None, False)))
+        return lines_run(lambda: list(layer_groups(reader.read(config), None, False)))
 
     work(1)  # reads tables that are kept
     assert work(400) < 9 * work(50)

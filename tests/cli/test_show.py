@@ -1,7 +1,6 @@
 """`rope-cpu show`: its facts and its table, checked by hand."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +9,11 @@ from text_configs import LLAMA3, PHI3
 
 from rope_cpu.cli import show
 from rope_cpu.cli.command_line import UsageError
-from rope_cpu.cli.layer_rotations import changed_pairs, layer_rotations
+from rope_cpu.cli.layer_rotations import Axis, changed_pairs
 from rope_cpu.frequencies.rope_types import ROPE_TYPES, RopeType, dynamic
 from rope_cpu.models import reader
 from rope_cpu.models.attention import FACTS
+from rope_cpu.models.layer import Layer
 from rope_cpu.models.vision import REFUSED
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
@@ -344,23 +344,17 @@ NORM_KEYS = {key: True for key, _ in FACTS["qk_norm_key"].values()}
 )
 def test_lines_fit_a_terminal(config, monkeypatch):
     parsed = reader.read({"rms_norm_eps": 1e-06, **NORM_KEYS, **config})
-    rotation = rotation_of(RotaryEmbedding(64), attention=parsed.attention)
+    layer = Layer(rope=RotaryEmbedding(64).spec)
     for columns in (80, 60):
         monkeypatch.setenv("COLUMNS", str(columns))
-        assert max(map(len, show.describe(rotation))) <= columns
-
-
-def rotation_of(rope, **fields):
-    """Return a rotation of Llama's layers with other fields."""
-    (rotation,) = layer_rotations(reader.read({"model_type": "llama"}), None, None)
-    return replace(rotation, by_length={"": rope}, **{"unscaled": rope.inv_freq} | fields)
+        assert max(map(len, show.describe(parsed, layer))) <= columns
 
 
 def bands(inv_freq, unscaled):
     """Return the rows of the table of bands without the header, with single spaces."""
-    rope = RotaryEmbedding.from_inv_freq(inv_freq)
-    lines = show.band_lines(rotation_of(rope, unscaled=np.array(unscaled, float)), rope)
-    return [" ".join(line.split()) for line in lines][1:]
+    spec = RotaryEmbedding.from_inv_freq(inv_freq).spec
+    found = list(show.bands_by_axis(spec, np.array(unscaled, float), [Axis("", "tokens")]))
+    return [" ".join(line.split()) for line in show.band_lines(found)][1:]
 
 
 def test_bands_of_pairs_scaled_alike():

@@ -8,7 +8,7 @@ import text_configs
 from text_configs import LLAMA3_SCALING, PHI3
 
 from rope_cpu.cli.command_line import UsageError
-from rope_cpu.cli.layer_rotations import layer_rotations
+from rope_cpu.cli.layer_rotations import layer_groups
 from rope_cpu.models import reader
 
 pytest.importorskip("matplotlib")
@@ -62,7 +62,8 @@ def test_a_plot_of_nothing_is_refused(shown):
 
 def figure_of(config, interleaved=None):
     """Return the figure of a config."""
-    return draw(list(layer_rotations(reader.read(config), None, interleaved)))
+    parsed = reader.read(config)
+    return draw(parsed, list(layer_groups(parsed, None, interleaved)))
 
 
 def legend_of(figure):
@@ -182,8 +183,9 @@ def test_the_legend_names_each_curve_once(config, labels):
 
 
 def test_dollar_signs_are_no_formulas(tmp_path):
-    rotation = next(layer_rotations(reader.read(PHI3), None, None))
-    figure = draw([replace(rotation, model=r"a$\x$"), replace(rotation, layers=r"b$\y$")])
+    config = reader.read({"model_type": r"a$\x$", "head_dim": 8, "rope_theta": 1e4})
+    (layer,) = layer_groups(config, None, False)
+    figure = draw(config, [layer, replace(layer, layer_type=r"b$\y$")])
     figure.savefig(tmp_path / "x.png")
 
 

@@ -30,11 +30,15 @@ LLAMA = {"model_type": "llama", "hidden_size": 64}
         (LAGUNA, "full_attention", (48, 8)),
         (LAGUNA, "sliding_attention", (64, 8)),
         ({"model_type": "deepseek_v3", "num_attention_heads": 16}, None, (16, 1)),
-        ({"model_type": "mystery", "rope_theta": 1e4}, None, (None, None)),
     ],
 )
 def test_heads(config, layer_type, heads):
     assert reader.read(config).heads(layer_type) == heads
+
+
+def test_heads_that_no_key_has():
+    with pytest.raises(ValueError, match="lacks the number of heads; add one of num_attention_h"):
+        reader.read({"model_type": "mystery", "rope_theta": 1e4}).heads()
 
 
 def test_heads_that_differ_between_layers_are_no_one_number():
