@@ -12,24 +12,15 @@ from rope_cpu.arguments import scalars
 from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.arguments.texts import cut
 from rope_cpu.attention_layer import check_known
-from rope_cpu.models.layer import Layer
+from rope_cpu.models.layer import EXPRESSED, Layer
 from rope_cpu.models.model import ModelConfig
 from rope_cpu.models.reader import read
 from rope_cpu.models.tensors import layer_arrays
 
 from .options import INPUT
 
-# The facts of a layer that the export writes, or that decide these; it refuses others.
-EXPORTED = (
-    *("model_type", "causal", "window", "window_in_all_layers", "softcap", "scale", "has_sinks"),
-    *("qk_norm", "norm_weighted", "norm_offset", "norm_epsilon"),
-    # Refused by name, of layers without rotation, and in the layers that keep keys of their own.
-    *("bidirectional_tokens", "unrotated_query_scale", "shared_layers"),
-)
-
-
 # Layers without rotation have no chunks, and are refused as such.
-_EXPORTED_UNROTATED = (*EXPORTED, "chunk", "query_scale")
+_UNROTATED = (*EXPRESSED, "chunk", "query_scale")
 
 
 def attention_options(
@@ -163,10 +154,10 @@ def exported_layer(
 
     facts: those of the config, perhaps changed. layer, layer_type: at most one may be given.
     """
-    known = EXPORTED if config.is_rotated(layer) else _EXPORTED_UNROTATED
+    known = EXPRESSED if config.is_rotated(layer) else _UNROTATED
     facts.refuse_unknown(known)
     found = config.layer(facts, known, layer, layer_type)
-    if found.rope is None:
+    if found.spec is None:
         raise ArgumentError("layer", layer, "select a layer that is rotated")
     if found.window is not None and not found.causal:
         raise ValueError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
@@ -15,7 +15,7 @@ from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.arguments.texts import cut
 from rope_cpu.array_types import Array
 from rope_cpu.caches.rms_norm import RMSNorm
-from rope_cpu.models.layer import Layer, QueryFactors
+from rope_cpu.models.layer import EXPRESSED, SERVED, Layer
 from rope_cpu.models.model import ModelConfig
 from rope_cpu.models.reader import read
 from rope_cpu.models.tensors import layer_arrays
@@ -62,8 +62,10 @@ class AttentionWeights:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionLayer:
+class AttentionLayer(Layer):
     """The attention of one layer of a model; `attention_layer` makes it from a config.
+
+    It has further attributes: facts that `attention_layer` refuses, or that these follow from.
 
     Parameters
     ----------
@@ -111,24 +113,13 @@ class AttentionLayer:
     {'scale': 0.0625, 'window': 4096, 'softcap': None}
     """
 
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    value_dim: int
-    scale: float
-    rope: RotaryEmbedding | None = None
-    causal: bool = True
-    window: int | None = None
-    softcap: float | None = None
-    has_sinks: bool = False
-    qk_norm: str | None = None
-    v_norm: bool = False
-    norm_weighted: bool = True
-    norm_offset: float = 0.0
+    num_heads: int = field()
+    num_kv_heads: int = field()
+    head_dim: int = field()
+    value_dim: int = field()
+    scale: float = field()
     norm_epsilon: float = 1e-6
-    query_factors: QueryFactors | None = None
-    model_type: str | None = None
-    index: int | None = None
+    rope: RotaryEmbedding | None = None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -175,8 +166,7 @@ class AttentionLayer:
         >>> weights.k.shape, weights.k_bias
         ((32, 64), None)
         """
-        own = {name: getattr(self, name) for name in _FIELDS if name != "rope"}
-        arrays: dict[str, Any] = layer_arrays(Layer(**own), tensors)
+        arrays: dict[str, Any] = layer_arrays(self, tensors)
         if self.qk_norm is not None:
             for name in ("q_norm", "k_norm"):
                 arrays[name] = self._norm(arrays.get(name))
@@ -188,15 +178,6 @@ class AttentionLayer:
         """Return the norm with a weight, None for a norm without."""
         offset = self.norm_offset if self.norm_weighted else 0.0
         return RMSNorm(weight, self.norm_epsilon, offset=offset)
-
-
-_FIELDS = tuple(field.name for field in fields(AttentionLayer))
-# The facts that `AttentionLayer` expresses, and those that decide them or are refused first.
-_KNOWN = (
-    *_FIELDS,
-    *("query_scale", "unrotated_query_scale", "window_in_all_layers"),
-    *("bidirectional_tokens", "shared_layers"),
-)
 
 
 def attention_layer(
@@ -252,9 +233,9 @@ def attention_layer(
     if number >= count - facts.shared_layers:
         rule = f"be below {count - facts.shared_layers}: later layers reuse keys and values"
         raise ArgumentError("index", number, rule)
-    layer = vars(parsed.layer(facts, _KNOWN, number))
-    rope = None if layer["rope"] is None else RotaryEmbedding.from_spec(layer["rope"])
-    return AttentionLayer(**{name: layer[name] for name in _FIELDS} | {"rope": rope})
+    layer = parsed.layer(facts, (*EXPRESSED, *SERVED), number)
+    rope = None if layer.spec is None else RotaryEmbedding.from_spec(layer.spec)
+    return AttentionLayer(**vars(layer), rope=rope)
 
 
 def check_known(config: ModelConfig, stated: Container[str] = ()) -> None:

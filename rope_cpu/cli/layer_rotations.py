@@ -83,9 +83,9 @@ def layer_groups(
         if by_type.get(name, {}) is None:
             yield Layer(layer_type=name, rotated=False)
         else:
-            rope = config.spec(name, interleaved=interleaved)
+            spec = config.spec(name, interleaved=interleaved)
             parameters = config.layers.select(name).rope_parameters if by_type else {}
-            yield Layer(layer_type=name, rope_parameters=parameters, rope=rope)
+            yield Layer(layer_type=name, rope_parameters=parameters, spec=spec)
 
 
 def group_name(config: ModelConfig, layer: Layer) -> str:
@@ -115,9 +115,9 @@ def ropes_by_length(config: ModelConfig, layer: Layer) -> dict[str, RotaryEmbedd
 
     The text is "" where they depend on no length. Empty for layers without rotation.
     """
-    if layer.rope is None:
+    if layer.spec is None:
         return {}
-    rope = RotaryEmbedding.from_spec(layer.rope)
+    rope = RotaryEmbedding.from_spec(layer.spec)
     rule = rope.spec.length_rule
     if rule is None:
         return {"": rope}
@@ -152,7 +152,7 @@ def contexts(config: ModelConfig, layer: Layer) -> dict[str, int]:
     Empty for positions that are no tokens. Types whose factor may follow from both, as YaRN's,
     reach `factor` times the original context if the config's maximum is not larger.
     """
-    spec = layer.rope
+    spec = layer.spec
     if spec is None or any(axis.extent for axis in position_axes(config, spec.axes)):
         return {}
     reads = ROPE_TYPES[spec.rope_type].parameters if spec.rope_type in ROPE_TYPES else {}

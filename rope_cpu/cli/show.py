@@ -171,7 +171,7 @@ def _lines(facts: Iterable[Fact]) -> Iterator[str]:
 
 def _facts(config: ModelConfig, layer: Layer) -> Iterator[Fact]:
     """Yield the facts that hold at every length; none of layers without rotation."""
-    spec = layer.rope
+    spec = layer.spec
     if spec is None:
         return
     yield from _pairing_facts(config, spec)

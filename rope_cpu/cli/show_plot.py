@@ -64,7 +64,7 @@ _WINDOW = 1.1
 @rc_context(_STYLE)
 def draw(config: ModelConfig, layers: Sequence[Layer]) -> Figure:
     """Return the figure: a panel of wavelengths for each axis, and one of expected scores."""
-    rotated = [(layer, layer.rope) for layer in layers if layer.rope is not None]
+    rotated = [(layer, layer.spec) for layer in layers if layer.spec is not None]
     axes = list(dict.fromkeys(axis for _, spec in rotated for axis, _ in _by_axis(config, spec)))
     # The scores take the space that is left in rows of two panels.
     cells = [*axes, *["scores"] * (2 - len(axes) % 2)]

@@ -74,10 +74,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _heads(config: ModelConfig, layer: Layer) -> Heads | None:
     """Return the numbers of heads, None without a rotation; raise UsageError for too many."""
-    if layer.rope is None:
+    if layer.spec is None:
         return None
     heads = config.heads(layer.layer_type)
-    head_dim = layer.rope.head_dim
+    head_dim = layer.spec.head_dim
     if heads[0] * head_dim * TOKENS > LARGEST:
         raise UsageError(
             f"the config has {heads[0]} heads of {head_dim} elements; "

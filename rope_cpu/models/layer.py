@@ -108,7 +108,7 @@ class Layer:
         The base of this layer alone; None for that of its rope parameters.
     rope_parameters : mapping
         Its rope parameters in Hugging Face form.
-    rope : RopeSpec, optional
+    spec : RopeSpec, optional
         The rotation that follows from them; None for a layer without one.
     num_heads, num_kv_heads : int
         Numbers of query heads, and of heads of keys and values.
@@ -166,7 +166,7 @@ class Layer:
     rotated: bool = True
     rope_theta: float | None = None
     rope_parameters: Config = field(default_factory=dict)
-    rope: RopeSpec | None = None
+    spec: RopeSpec | None = None
     num_heads: int = 0
     num_kv_heads: int = 0
     head_dim: int = 0
@@ -213,7 +213,7 @@ class Layer:
             value = getattr(self, name)
             if value != defaults.get(name) and name not in (*known, *of_norms):
                 part = PARTS.get(name, f"the fact {name} {{}}").format(value)
-                end = "the export cannot write" if name in _SERVED else "is not supported"
+                end = "the export cannot write" if name in SERVED else "is not supported"
                 raise ValueError(f"model type {cut(str(self.model_type))} has {part}, which {end}")
 
     def without_rotation(self) -> Layer:
@@ -243,6 +243,14 @@ class Layer:
         )
 
 
+# Facts that the calls of a server express, and operators of a graph, or that decide these; others
+# are refused. Of the last three, each caller has rules of its own.
+EXPRESSED = (
+    *("model_type", "causal", "window", "window_in_all_layers", "softcap", "scale", "has_sinks"),
+    *("qk_norm", "norm_weighted", "norm_offset", "norm_epsilon"),
+    *("bidirectional_tokens", "unrotated_query_scale", "shared_layers"),
+)
+
 # Facts that few callers know, in words, in the order in which they are named.
 PARTS = {
     "v_norm": "norms of values",
@@ -256,4 +264,4 @@ PARTS = {
     "chunk": "chunks of {} tokens (attention_chunk_size)",
 }
 # Those that a server's calls express, but no operators of a graph.
-_SERVED = ("v_norm", "query_scale")
+SERVED = ("v_norm", "query_scale")

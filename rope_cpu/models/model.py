@@ -256,24 +256,24 @@ class ModelConfig(ABC):
             facts = replace(facts, **_WITHOUT_NORMS)
         elif facts.norm_epsilon is None:
             raise ValueError("the config lacks the epsilon of the norms; add rms_norm_eps")
-        rope = None
+        spec = None
         if is_rotated:
             # The pairing plays no part in the attention, and an unknown model type has none.
-            rope = self.spec(layer_type, index, interleaved=None if self.is_known else False)
-            factor = float(rope.attention_factor.max())
+            spec = self.spec(layer_type, index, interleaved=None if self.is_known else False)
+            factor = float(spec.attention_factor.max())
             if facts.qk_norm == "after" and factor != 1:  # the norms undo it
                 rule = f"follow a rotation with an attention factor of {factor:.6g}"
                 raise ValueError(f"norms of queries and keys {rule}")
         layer_type = self._type_of(facts, index, layer_type)
         num_heads, num_kv_heads = self.heads(layer_type, index)
-        width = layers.head_dim(self.values, layer_type) if rope is None else rope.head_dim
+        width = layers.head_dim(self.values, layer_type) if spec is None else spec.head_dim
         window = facts.window_of(layer_type)
         parameters = self.rope_parameters
         section = parameters.get(layer_type) or parameters.get(None) or {}
         return replace(
             facts,
             index=index,
-            rope=rope,
+            spec=spec,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=width,

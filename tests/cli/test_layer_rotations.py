@@ -41,9 +41,9 @@ def test_an_odd_share_is_no_scaling():
     sizes = {"hidden_size": 400, "num_attention_heads": 4, "partial_rotary_factor": 0.25}
     config = reader.read({"model_type": "stablelm", **sizes})
     (layer,) = layer_groups(config)
-    assert layer.rope.rotary_dim == 26
-    before = unscaled(layer.rope, layer.rope_parameters)
-    np.testing.assert_allclose(before, layer.rope.inv_freq[0, 0, 0], rtol=1e-14)
+    assert layer.spec.rotary_dim == 26
+    before = unscaled(layer.spec, layer.rope_parameters)
+    np.testing.assert_allclose(before, layer.spec.inv_freq[0, 0, 0], rtol=1e-14)
 
 
 @pytest.mark.parametrize(

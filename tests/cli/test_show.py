@@ -344,7 +344,7 @@ NORM_KEYS = {key: True for key, _ in FACTS["qk_norm_key"].values()}
 )
 def test_lines_fit_a_terminal(config, monkeypatch):
     parsed = reader.read({"rms_norm_eps": 1e-06, **NORM_KEYS, **config})
-    layer = Layer(rope=RotaryEmbedding(64).spec)
+    layer = Layer(spec=RotaryEmbedding(64).spec)
     for columns in (80, 60):
         monkeypatch.setenv("COLUMNS", str(columns))
         assert max(map(len, show.describe(parsed, layer))) <= columns
