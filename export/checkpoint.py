@@ -13,7 +13,7 @@ from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.arguments.texts import cut
 from rope_cpu.attention_layer import check_known
 from rope_cpu.models.layer import EXPRESSED, Layer
-from rope_cpu.models.model import ModelConfig
+from rope_cpu.models.model import Model
 from rope_cpu.models.reader import read
 from rope_cpu.models.tensors import layer_arrays
 
@@ -148,7 +148,7 @@ def check_mask(facts: Layer) -> None:
 
 
 def exported_layer(
-    config: ModelConfig, facts: Layer, layer: int | None, layer_type: str | None = None
+    config: Model, facts: Layer, layer: int | None, layer_type: str | None = None
 ) -> Layer:
     """Return a layer; raise ValueError if no operators of a graph express its attention.
 

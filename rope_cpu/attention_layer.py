@@ -16,7 +16,7 @@ from rope_cpu.arguments.texts import cut
 from rope_cpu.array_types import Array
 from rope_cpu.caches.rms_norm import RMSNorm
 from rope_cpu.models.layer import EXPRESSED, SERVED, Layer
-from rope_cpu.models.model import ModelConfig
+from rope_cpu.models.model import Model
 from rope_cpu.models.reader import read
 from rope_cpu.models.tensors import layer_arrays
 from rope_cpu.rotation.embedding import RotaryEmbedding
@@ -181,7 +181,7 @@ class AttentionLayer(Layer):
 
 
 def attention_layer(
-    config: str | PathLike[str] | Mapping[str, Any] | ModelConfig, index: int
+    config: str | PathLike[str] | Mapping[str, Any] | Model, index: int
 ) -> AttentionLayer:
     """Return the attention of one layer of a model, as its config describes it.
 
@@ -226,7 +226,7 @@ def attention_layer(
             f"the model has bidirectional attention among tokens of {facts.bidirectional_tokens}; "
             f"give its `text_config`{without} for causal attention, as for text"
         )
-    count = len(parsed.layers.entries)
+    count = len(parsed.layers)
     if number >= count:
         rule = f"be below {count or '`num_hidden_layers`'}, the number of layers"
         raise ArgumentError("index", number, rule)
@@ -238,7 +238,7 @@ def attention_layer(
     return AttentionLayer(**vars(layer), rope=rope)
 
 
-def check_known(config: ModelConfig, stated: Container[str] = ()) -> None:
+def check_known(config: Model, stated: Container[str] = ()) -> None:
     """Raise ValueError for an unknown model type unless all of its attention is stated."""
     missing = [name for name in ASSUMED if name not in stated]
     if config.unknown_type is None or not missing:

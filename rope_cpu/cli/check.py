@@ -11,13 +11,7 @@ from typing import Any
 
 from rope_cpu import RotaryEmbedding, export
 from rope_cpu.arguments.errors import ArgumentError
-from rope_cpu.cli import command_line
-from rope_cpu.cli.layer_rotations import (
-    group_name,
-    layers_from_arguments,
-    maximum_context,
-    ropes_by_length,
-)
+from rope_cpu.cli import command_line, groups
 from rope_cpu.export.files import model_path
 from rope_cpu.export.foreign_check import FAR, FARTHEST, repaired
 
@@ -58,14 +52,14 @@ def _expected(args: argparse.Namespace) -> tuple[dict[str, RotaryEmbedding], int
     if args.config is None:
         return {}, FAR
     config = command_line.read_config(args.config)
-    layers = layers_from_arguments(config, args)
+    layers = groups.from_arguments(config, args)
     with command_line.usage_errors():
         expected = {
-            f"{group_name(config, layer)} {length}".strip(): rope
+            f"{groups.name_of(config, layer)} {length}".strip(): rope
             for layer in layers
-            for length, rope in ropes_by_length(config, layer).items()
+            for length, rope in groups.ropes_by_length(config, layer).items()
         }
-        maximum = maximum_context(config)
+        maximum = groups.maximum_context(config)
     if not expected:
         raise command_line.UsageError(f"{args.config} describes no rotation")
     return expected, maximum or FAR

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 from rope_cpu.arguments.texts import escaped, shown
-from rope_cpu.models.model import ModelConfig
+from rope_cpu.models.model import Model
 from rope_cpu.models.model_types import data
 from rope_cpu.models.reader import read
 
@@ -79,7 +79,7 @@ def integer(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{shown(text)} is not a whole number") from None
 
 
-def config_from_arguments(args: argparse.Namespace) -> ModelConfig:
+def config_from_arguments(args: argparse.Namespace) -> Model:
     """Return the config named by CONFIG, or the one shipped with the package.
 
     Raises UsageError if it is invalid.
@@ -89,7 +89,7 @@ def config_from_arguments(args: argparse.Namespace) -> ModelConfig:
     return read_config(args.config)
 
 
-def read_config(path: Path) -> ModelConfig:
+def read_config(path: Path) -> Model:
     """Read a config.json, or the one in a folder; raise UsageError if it is invalid."""
     try:
         return read(path)

@@ -29,7 +29,7 @@ from rope_cpu.export.options import NAMES
 from rope_cpu.export.targets import TARGETS
 from rope_cpu.export.validation.validate import MAX_SEED
 from rope_cpu.models.layer import Layer
-from rope_cpu.models.model import ModelConfig
+from rope_cpu.models.model import Model
 
 GRAPH_OPTIONS = ("target", "dtype", "layout", "positions", "max_positions", "opset")
 ATTENTION_GRAPH_OPTIONS = ("mask", "cache", "cache_dtype", "batch_chunks", "name_prefix", "names")
@@ -196,12 +196,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _export_rotation(
-    args: argparse.Namespace, config: ModelConfig
+    args: argparse.Namespace, config: Model
 ) -> tuple[onnx.ModelProto, RotaryEmbedding]:
     """Return a model of the rotation alone, and the rotation."""
     check_without_attention(args)
     rope = rotation(args, config)
-    layer_type = args.layer_type if args.layer is None else config.layers.type_of(None, args.layer)
+    layer_type = args.layer_type if args.layer is None else config.type_of(None, args.layer)
     heads, kv_heads = config.heads(layer_type)
     model = export.export_rope(
         rope,
@@ -215,7 +215,7 @@ def _export_rotation(
 
 
 def export_model_attention(
-    args: argparse.Namespace, config: ModelConfig
+    args: argparse.Namespace, config: Model
 ) -> tuple[onnx.ModelProto, RotaryEmbedding]:
     """Return a model of the attention of a layer, and its rotation."""
     _check_usage(args)
@@ -252,7 +252,7 @@ def _check_usage(args: argparse.Namespace) -> None:
         )
 
 
-def rotation(args: argparse.Namespace, config: ModelConfig) -> RotaryEmbedding:
+def rotation(args: argparse.Namespace, config: Model) -> RotaryEmbedding:
     """Return the rotation of the layer, for --seq-len.
 
     Raises UsageError if --seq-len is missing or has no effect.
@@ -275,7 +275,7 @@ def rotation(args: argparse.Namespace, config: ModelConfig) -> RotaryEmbedding:
     return rope.at_length(args.seq_len)
 
 
-def _graph_options(args: argparse.Namespace, config: ModelConfig) -> dict[str, Any]:
+def _graph_options(args: argparse.Namespace, config: Model) -> dict[str, Any]:
     """Return the options of the graph, as arguments of the export.
 
     An operator that rotates looks cos and sin up in tables, which have a row for each position of
@@ -306,7 +306,7 @@ def _weights(args: argparse.Namespace, layer: Layer, departures: Collection[str]
 
 
 def model_metadata(
-    args: argparse.Namespace, config: ModelConfig, departures: Mapping[str, Any] | None = None
+    args: argparse.Namespace, config: Model, departures: Mapping[str, Any] | None = None
 ) -> dict[str, str]:
     """Return the metadata entries for the config, for a layer that is chosen, and for --set.
 
@@ -377,7 +377,7 @@ def _setting(name: str, text: str) -> Any:
     return number
 
 
-def changed(config: ModelConfig, departures: Mapping[str, Any]) -> Layer:
+def changed(config: Model, departures: Mapping[str, Any]) -> Layer:
     """Return the facts of a model's attention, changed by --set.
 
     Raises UsageError for a part that is left out, but that a known model does not have.

@@ -19,25 +19,13 @@ from numpy.typing import NDArray
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.texts import cut, escaped, shown
 from rope_cpu.array_types import Float64
-from rope_cpu.cli import command_line
-from rope_cpu.cli.layer_rotations import (
-    SAME,
-    Axis,
-    changed_pairs,
-    group_name,
-    layers_from_arguments,
-    pair_axes,
-    pair_frequencies,
-    position_axes,
-    ropes_by_length,
-    unscaled,
-)
+from rope_cpu.cli import command_line, groups
 from rope_cpu.frequencies.rope_types import ROPE_TYPES
 from rope_cpu.frequencies.spec import RopeSpec
 from rope_cpu.models.attention import FACTS
 from rope_cpu.models.layer import FULL_LAYERS, PARTS, WINDOW_LAYERS, Layer
 from rope_cpu.models.layers import is_latent
-from rope_cpu.models.model import ModelConfig
+from rope_cpu.models.model import Model
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
 # Longer lists are shown as their length and ends.
@@ -54,7 +42,7 @@ _ATTRIBUTES = ("rope_type", "head_dim", "rotary_dim", "interleaved", "attention_
 _LARGE = 1e6
 
 # Stands for the axis of pairs without rotation, if there are several axes.
-_NO_AXIS = Axis("none", "")
+_NO_AXIS = groups.Axis("none", "")
 
 _UNROTATED = "not rotated"
 _UNSCALED = "unscaled"
@@ -96,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         command_line.check_picture(args.plot)
     config = command_line.config_from_arguments(args)
-    layers = layers_from_arguments(config, args)
+    layers = groups.from_arguments(config, args)
     if args.plot is not None and not any(layer.rotated for layer in layers):
         text = f"`--plot` is {shown(str(args.plot))}, but these layers are not rotated"
         raise command_line.UsageError(text)
@@ -115,18 +103,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def describe(config: ModelConfig, layer: Layer) -> Iterator[str]:
+def describe(config: Model, layer: Layer) -> Iterator[str]:
     """Yield the lines that describe the rotation of a group of layers."""
-    yield f"{model_name(config)}, {group_name(config, layer)}"
+    yield f"{model_name(config)}, {groups.name_of(config, layer)}"
     yield from _lines(_facts(config, layer))
-    for length, rope in ropes_by_length(config, layer).items():
+    for length, rope in groups.ropes_by_length(config, layer).items():
         if length:
             yield f"  {length}"
         yield from _lines(_factor_facts(config, layer, rope))
         yield from (f"    {line}" for line in band_lines(_bands_of(config, layer, rope.spec)))
 
 
-def as_dict(config: ModelConfig, layer: Layer) -> dict[str, Any]:
+def as_dict(config: Model, layer: Layer) -> dict[str, Any]:
     """Return the content of `describe` for JSON."""
     by_length = {
         length: {
@@ -134,18 +122,18 @@ def as_dict(config: ModelConfig, layer: Layer) -> dict[str, Any]:
             "facts": _values(_factor_facts(config, layer, rope)),
             "bands": [band._asdict() for band in _bands_of(config, layer, rope.spec)],
         }
-        for length, rope in ropes_by_length(config, layer).items()
+        for length, rope in groups.ropes_by_length(config, layer).items()
     }
     return {
         "model": model_name(config),
-        "layers": group_name(config, layer),
+        "layers": groups.name_of(config, layer),
         "layer_type": layer.layer_type,
         "facts": _values(_facts(config, layer)),
         "by_length": by_length,
     }
 
 
-def model_name(config: ModelConfig) -> str:
+def model_name(config: Model) -> str:
     """Return the model type, with escapes, as pictures have it too."""
     return escaped(str(config.model_type or "unknown model type"))
 
@@ -169,7 +157,7 @@ def _lines(facts: Iterable[Fact]) -> Iterator[str]:
         yield from wrapper.wrap(_short_text(value))
 
 
-def _facts(config: ModelConfig, layer: Layer) -> Iterator[Fact]:
+def _facts(config: Model, layer: Layer) -> Iterator[Fact]:
     """Yield the facts that hold at every length; none of layers without rotation."""
     spec = layer.spec
     if spec is None:
@@ -185,7 +173,7 @@ def _facts(config: ModelConfig, layer: Layer) -> Iterator[Fact]:
         yield "frequencies by length", spec.length_ranges
 
 
-def _pairing_facts(config: ModelConfig, spec: RopeSpec) -> Iterator[Fact]:
+def _pairing_facts(config: Model, spec: RopeSpec) -> Iterator[Fact]:
     pairing = _pairing(spec, spec.pairs)
     if len(spec.blocks) > 1:
         widths = ", ".join(map(str, spec.blocks))
@@ -199,13 +187,13 @@ def _pairing_facts(config: ModelConfig, spec: RopeSpec) -> Iterator[Fact]:
         yield "", f"of weights as transformers loads them; {published}"
 
 
-def _width_facts(config: ModelConfig, layer: Layer, spec: RopeSpec) -> Iterator[Fact]:
+def _width_facts(config: Model, layer: Layer, spec: RopeSpec) -> Iterator[Fact]:
     """Yield widths and numbers of heads, and the rope type with its parameters."""
     width = spec.head_dim
     if is_latent(config.values):  # of whose heads a slice is rotated
         key = "qk_nope_head_dim"
         width += scalars.whole_number(key, config.values.get(key, 0), 0, limits.HEAD_DIM)
-    rotated = 2 * np.count_nonzero(pair_frequencies(spec))
+    rotated = 2 * np.count_nonzero(groups.pair_frequencies(spec))
     yield "widths", f"{rotated} of the {width} elements of a head are rotated"
     if width != spec.head_dim:
         yield "", f"head_dim {spec.head_dim}: pass the rotated slice alone"
@@ -221,11 +209,11 @@ def _pairing(spec: RopeSpec, pairs: int) -> str:
     return "(2i, 2i+1), interleaved" if spec.interleaved else f"(i, i+{pairs}), half-split"
 
 
-def _indexer_facts(config: ModelConfig, layer: Layer) -> Iterator[Fact]:
+def _indexer_facts(config: Model, layer: Layer) -> Iterator[Fact]:
     """Yield the rotation of the indexer of sparse attention, if the layers have one."""
     with contextlib.suppress(ValueError):
         spec = config.spec(layer.layer_type, part="indexer")
-        turned = np.flatnonzero(pair_frequencies(spec))
+        turned = np.flatnonzero(groups.pair_frequencies(spec))
         place = "first" if turned[0] == 0 else "last"
         width = f"the {place} {2 * len(turned)} of the {spec.head_dim} elements of a head"
         yield "indexer", f"{_pairing(spec, len(turned))}, {width}"
@@ -242,7 +230,7 @@ def _axes_facts(spec: RopeSpec) -> Iterator[Fact]:
         yield "heads", f"{heads} with own frequencies; below: the first"
 
 
-def _attention_facts(config: ModelConfig, layer: Layer) -> Iterator[Fact]:
+def _attention_facts(config: Model, layer: Layer) -> Iterator[Fact]:
     """Yield the norms, the content of a cache and the call of `attention` that a server needs."""
     if config.unknown_type is not None:
         yield "attention", "not known for this model type"
@@ -272,11 +260,11 @@ def _norm_facts(attention: Layer) -> Iterator[Fact]:
         yield "norm of v", f"{rms_norm}, no weights"
 
 
-def _kinds_of_layers(config: ModelConfig, own_type: str | None) -> list[str]:
+def _kinds_of_layers(config: Model, own_type: str | None) -> list[str]:
     """Return the layer types whose windows differ, [""] if there is one window or none."""
     if config.attention.window is None or config.attention.window_in_all_layers:
         return [""]
-    types = config.layers.known_types if own_type is None else {own_type}
+    types = config.known_types if own_type is None else {own_type}
     return sorted(kind for kind in (*FULL_LAYERS, *WINDOW_LAYERS) if kind in types)
 
 
@@ -315,7 +303,7 @@ def _parts_without_argument(attention: Layer) -> Iterator[str]:
         yield f"queries of layers without rotation, scaled by their position, by {scale}"
 
 
-def _factor_facts(config: ModelConfig, layer: Layer, rope: RotaryEmbedding) -> Iterator[Fact]:
+def _factor_facts(config: Model, layer: Layer, rope: RotaryEmbedding) -> Iterator[Fact]:
     """Yield the attention factor, and the factor on scores of DeepSeek and its relatives.
 
     Both are defined by the same function m if a config of YaRN has the keys mscale.
@@ -334,7 +322,7 @@ def _factor_facts(config: ModelConfig, layer: Layer, rope: RotaryEmbedding) -> I
 
 
 def _mscale_of_scores(
-    config: ModelConfig, parameters: Mapping[str, Any], rope: RotaryEmbedding
+    config: Model, parameters: Mapping[str, Any], rope: RotaryEmbedding
 ) -> float | None:
     """Return the m(mscale_all_dim) whose square multiplies the scores, None if there is none."""
     scale = parameters.get("mscale_all_dim")
@@ -378,21 +366,21 @@ def band_lines(bands: Sequence[Band]) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def _bands_of(config: ModelConfig, layer: Layer, spec: RopeSpec) -> list[Band]:
-    before = unscaled(spec, layer.rope_parameters)
-    return list(bands_by_axis(spec, before, position_axes(config, spec.axes)))
+def _bands_of(config: Model, layer: Layer, spec: RopeSpec) -> list[Band]:
+    before = groups.unscaled(spec, layer.rope_parameters)
+    return list(bands_by_axis(spec, before, groups.position_axes(config, spec.axes)))
 
 
-def bands_by_axis(spec: RopeSpec, before: Float64, axes: Sequence[Axis]) -> Iterator[Band]:
+def bands_by_axis(spec: RopeSpec, before: Float64, axes: Sequence[groups.Axis]) -> Iterator[Band]:
     """Yield the bands, axis by axis; pairs without rotation are a band of the only axis.
 
     before: the frequency of each pair before scaling.
     """
-    frequencies = pair_frequencies(spec)
-    axis_of_pair = pair_axes(spec) if spec.axes > 1 else np.zeros(frequencies.shape, int)
+    frequencies = groups.pair_frequencies(spec)
+    axis_of_pair = groups.pair_axes(spec) if spec.axes > 1 else np.zeros(frequencies.shape, int)
     infinite = np.full(frequencies.shape, np.inf)
     growth = np.divide(before, frequencies, out=infinite, where=frequencies > 0)
-    effects = _effects_of_scaling(growth, changed_pairs(frequencies, before))
+    effects = _effects_of_scaling(growth, groups.changed_pairs(frequencies, before))
     for number, axis in [*enumerate(axes), (-1, _NO_AXIS)]:
         own_pairs = np.flatnonzero(axis_of_pair == number)
         for effect, run in groupby(own_pairs, key=effects.__getitem__):
@@ -408,7 +396,7 @@ def _effects_of_scaling(growth: Float64, changed: NDArray[np.bool_]) -> list[str
     A single pair of largest growth gets no label of its own: it is the end of a ramp.
     """
     largest = growth[np.isfinite(growth)].max(initial=1.0)
-    most = changed & (np.abs(growth / largest - 1) < SAME)
+    most = changed & (np.abs(growth / largest - 1) < groups.SAME)
     conditions = [np.isinf(growth), ~changed, most & (most.sum() > 1)]
     return list(np.select(conditions, [_UNROTATED, _UNSCALED, "scaled most"], "scaled in between"))
 

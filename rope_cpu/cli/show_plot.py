@@ -13,21 +13,11 @@ from numpy.typing import NDArray
 
 from rope_cpu.arguments.texts import cut
 from rope_cpu.array_types import Float64, Int64
-from rope_cpu.cli.layer_rotations import (
-    Axis,
-    changed_pairs,
-    contexts,
-    group_name,
-    pair_axes,
-    pair_frequencies,
-    position_axes,
-    ropes_by_length,
-    unscaled,
-)
+from rope_cpu.cli import groups
 from rope_cpu.cli.show import model_name
 from rope_cpu.frequencies.spec import RopeSpec
 from rope_cpu.models.layer import Layer
-from rope_cpu.models.model import ModelConfig
+from rope_cpu.models.model import Model
 
 # Inches.
 _WIDTH = 9.0
@@ -62,7 +52,7 @@ _WINDOW = 1.1
 
 
 @rc_context(_STYLE)
-def draw(config: ModelConfig, layers: Sequence[Layer]) -> Figure:
+def draw(config: Model, layers: Sequence[Layer]) -> Figure:
     """Return the figure: a panel of wavelengths for each axis, and one of expected scores."""
     rotated = [(layer, layer.spec) for layer in layers if layer.spec is not None]
     axes = list(dict.fromkeys(axis for _, spec in rotated for axis, _ in _by_axis(config, spec)))
@@ -77,25 +67,25 @@ def draw(config: ModelConfig, layers: Sequence[Layer]) -> Figure:
     _prepare_wavelengths(waves)
     _prepare_scores(scores, axes)
     for layer, spec in rotated:
-        name = f"{cut(group_name(config, layer))} ({spec.rope_type})" if len(rotated) > 1 else ""
+        name = f"{cut(groups.name_of(config, layer))} ({spec.rope_type})" if rotated[1:] else ""
         for axis, pairs in _by_axis(config, spec):
             group = f"{name} {axis.name}".strip()
             _draw_axis(waves[axis], scores, config, layer, axis, pairs, group)
-    _draw_contexts(waves, scores, [contexts(config, layer) for layer, _ in rotated])
+    _draw_contexts(waves, scores, [groups.contexts(config, layer) for layer, _ in rotated])
     figure.suptitle(_plain(_title(config, [layer for layer, _ in rotated])))
     figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 
-def _by_axis(config: ModelConfig, spec: RopeSpec) -> Iterator[tuple[Axis, Int64]]:
+def _by_axis(config: Model, spec: RopeSpec) -> Iterator[tuple[groups.Axis, Int64]]:
     """Yield the axes that rotate pairs, each with the numbers of its pairs."""
-    for number, axis in enumerate(position_axes(config, spec.axes)):
-        pairs = np.flatnonzero(pair_axes(spec) == number)
+    for number, axis in enumerate(groups.position_axes(config, spec.axes)):
+        pairs = np.flatnonzero(groups.pair_axes(spec) == number)
         if pairs.size > 0:
             yield axis, pairs
 
 
-def _prepare_wavelengths(panels: Mapping[Axis, Axes]) -> None:
+def _prepare_wavelengths(panels: Mapping[groups.Axis, Axes]) -> None:
     """Set titles and scales; panels share the scale of wavelengths."""
     first, *others = panels.values()
     for panel in others:
@@ -108,7 +98,7 @@ def _prepare_wavelengths(panels: Mapping[Axis, Axes]) -> None:
         panel.set_ylabel(f"wavelength in {axis.unit}")
 
 
-def _prepare_scores(panel: Axes, axes: Sequence[Axis]) -> None:
+def _prepare_scores(panel: Axes, axes: Sequence[groups.Axis]) -> None:
     """Set title and scale."""
     units = " or ".join(dict.fromkeys(axis.unit for axis in axes))
     along = "along one axis " if len(axes) > 1 else ""
@@ -123,9 +113,9 @@ def _prepare_scores(panel: Axes, axes: Sequence[Axis]) -> None:
 def _draw_axis(
     panel: Axes,
     scores: Axes,
-    config: ModelConfig,
+    config: Model,
     layer: Layer,
-    axis: Axis,
+    axis: groups.Axis,
     pairs: Int64,
     group: str,
 ) -> None:
@@ -133,12 +123,12 @@ def _draw_axis(
 
     The grey curve is left out if it equals another.
     """
-    ropes = ropes_by_length(config, layer)
-    after = {length: pair_frequencies(rope.spec)[pairs] for length, rope in ropes.items()}
+    ropes = groups.ropes_by_length(config, layer)
+    after = {length: groups.pair_frequencies(rope.spec)[pairs] for length, rope in ropes.items()}
     spec = next(iter(ropes.values())).spec
-    before = unscaled(spec, layer.rope_parameters)[pairs]
-    changed = [changed_pairs(frequencies, before) for frequencies in after.values()]
-    largest = axis.extent or _largest_distance(spec, contexts(config, layer))
+    before = groups.unscaled(spec, layer.rope_parameters)[pairs]
+    changed = [groups.changed_pairs(frequencies, before) for frequencies in after.values()]
+    largest = axis.extent or _largest_distance(spec, groups.contexts(config, layer))
     otherwise = "after scaling" if np.any(changed) else ""
     curves = [(length or otherwise, frequencies) for length, frequencies in after.items()]
     if all(pairs_of_length.any() for pairs_of_length in changed):
@@ -175,7 +165,7 @@ def _shade(panel: Axes, pairs: Int64, changed: NDArray[np.bool_], label: str) ->
 
 
 def _draw_contexts(
-    panels: Mapping[Axis, Axes], scores: Axes, found: Sequence[Mapping[str, int]]
+    panels: Mapping[groups.Axis, Axes], scores: Axes, found: Sequence[Mapping[str, int]]
 ) -> None:
     """Draw contexts as wavelengths and as distances; only rotations of tokens have any."""
     for name, length in dict.fromkeys(item for of_layer in found for item in of_layer.items()):
@@ -186,9 +176,9 @@ def _draw_contexts(
         scores.axvline(length, color="0.4", linestyle=style, linewidth=1, label=label)
 
 
-def _title(config: ModelConfig, layers: Sequence[Layer]) -> str:
+def _title(config: Model, layers: Sequence[Layer]) -> str:
     """Return the model, its rope types and attention factors."""
-    ropes = [rope for layer in layers for rope in ropes_by_length(config, layer).values()]
+    ropes = [rope for layer in layers for rope in groups.ropes_by_length(config, layer).values()]
     types = dict.fromkeys(rope.rope_type for rope in ropes)
     factors = dict.fromkeys(f"{rope.attention_factor:.4g}" for rope in ropes)
     heads = ", the first head" if ropes[0].spec.inv_freq.shape[2] > 1 else ""
@@ -207,7 +197,7 @@ def _largest_distance(spec: RopeSpec, known: Mapping[str, int]) -> float:
         return known["maximum context"]
     if known:
         return _TIMES_ORIGINAL * known["original context"]
-    frequencies = pair_frequencies(spec)
+    frequencies = groups.pair_frequencies(spec)
     longest = 2 * np.pi / frequencies[frequencies > 0].min()
     return float(np.clip(longest, _LEAST_DISTANCE, _MOST_DISTANCE))
 

@@ -11,12 +11,11 @@ from shutil import get_terminal_size
 
 from rope_cpu import export
 from rope_cpu.arguments.texts import escaped
-from rope_cpu.cli import command_line
+from rope_cpu.cli import command_line, groups
 from rope_cpu.cli.command_line import UsageError, print_lines
-from rope_cpu.cli.layer_rotations import layers_from_arguments, ropes_by_length
 from rope_cpu.cli.verify_rows import TOKENS, Heads, Row, pairing, rows
 from rope_cpu.models.layer import Layer
-from rope_cpu.models.model import ModelConfig
+from rope_cpu.models.model import Model
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
 # Elements of q: eight times those of the largest models, and some 10 GB of references.
@@ -53,9 +52,11 @@ def run(args: argparse.Namespace) -> int:
         command_line.check_file(args.json)
     config = command_line.config_from_arguments(args)
     model = "Llama 3.1 8B" if args.config is None else str(args.config)
-    layers = layers_from_arguments(config, args)
+    layers = groups.from_arguments(config, args)
     with command_line.usage_errors():
-        ropes = [next(iter(ropes_by_length(config, layer).values()), None) for layer in layers]
+        ropes = [
+            next(iter(groups.ropes_by_length(config, layer).values()), None) for layer in layers
+        ]
         heads = [_heads(config, layer) for layer in layers]
     names = [layer.layer_type for layer in layers]
     if not any(heads):
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _heads(config: ModelConfig, layer: Layer) -> Heads | None:
+def _heads(config: Model, layer: Layer) -> Heads | None:
     """Return the numbers of heads, None without a rotation; raise UsageError for too many."""
     if layer.spec is None:
         return None

@@ -1,12 +1,12 @@
 """From a config.json, a GGUF file or the tensors of a checkpoint to plain data of a model's layers.
 
 `reader` loads a file and chooses the adapter of its kind, `text` (with the differences of single
-model types, `quirks`), `vision` or `gguf`, which parses it once to a `ModelConfig` (`model`):
+model types, `quirks`), `vision` or `gguf`, which parses it once to a `Model` (`model`):
 
-- `ModelConfig.spec` is the rotation of some layers. `ModelLayers.select` (`layers`) finds their
+- `Model.spec` is the rotation of some layers. `ModelLayers.select` (`layers`) finds their
   rope parameters, and the adapter computes a RopeSpec from these.
-- `ModelConfig.attention` are the facts of their attention that all layers share (`attention`).
-  `ModelConfig.layer` completes them to a `Layer` (`layer`), and refuses facts that its caller does
+- `Model.attention` are the facts of their attention that all layers share (`attention`).
+  `Model.layer` completes them to a `Layer` (`layer`), and refuses facts that its caller does
   not name.
 - `layer_arrays` (`tensors`) finds the weights of a `Layer`.
 

@@ -32,7 +32,7 @@ from rope_cpu.models.gguf_header import read_header
 from rope_cpu.models.keys import is_rotation_key
 from rope_cpu.models.layer import FULL, SLIDING, Layer
 from rope_cpu.models.layers import value_of_layers
-from rope_cpu.models.model import ModelConfig
+from rope_cpu.models.model import Model
 from rope_cpu.models.model_types import Config, data
 
 # `architectures`: what the code of llama.cpp decides for each one, beside the metadata.
@@ -143,7 +143,7 @@ class Rotation(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GgufConfig(ModelConfig):
+class GgufModel(Model):
     """A GGUF file: its metadata, and the rotation of each layer type that differs."""
 
     metadata: Metadata
@@ -186,7 +186,7 @@ class GgufConfig(ModelConfig):
         return Layer(model_type=self.model_type, other=other)
 
 
-def parse(path: str | PathLike[str], overrides: Config | None = None) -> GgufConfig:
+def parse(path: str | PathLike[str], overrides: Config | None = None) -> GgufModel:
     """Parse a GGUF file, or the first one of a split model.
 
     overrides: values that replace those of the file; see `RotaryEmbedding.from_gguf`.
@@ -231,7 +231,7 @@ def _further_parts(path: str, count: object) -> list[str]:
     return [f"{stem}-{number:05}-of-{count:05}.gguf" for number in range(2, count + 1)]
 
 
-def _config(metadata: Metadata) -> GgufConfig:
+def _config(metadata: Metadata) -> GgufModel:
     """Return the config of a file's metadata."""
     facts = metadata.facts
     name = metadata.architecture
@@ -242,7 +242,7 @@ def _config(metadata: Metadata) -> GgufConfig:
     rotations = _rotations(metadata)
     context = metadata.checked("context_length", None, _length)
     own_values = {f"{name}.{key}": value for key, value in metadata.values.items()}
-    return GgufConfig(
+    return GgufModel(
         source={"general.architecture": name, **own_values},
         model_type=name,
         values=without_nulls({"max_position_embeddings": context}),

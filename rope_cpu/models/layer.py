@@ -91,8 +91,8 @@ WINDOW_LAYERS = (SLIDING, "local_attention")
 class Layer:
     """One layer of a model: its rotation, and the rest of its attention.
 
-    `ModelConfig.select` finds its rope parameters, from which `from_config` goes on.
-    `ModelConfig.attention` has the facts that all layers share; `ModelConfig.layer` completes them.
+    `Model.select` finds its rope parameters, from which `from_config` goes on.
+    `Model.attention` has the facts that all layers share; `Model.layer` completes them.
 
     Parameters
     ----------

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Set
 from functools import cache
 from typing import Any
 
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
-from rope_cpu.arguments.texts import cut, shown
+from rope_cpu.arguments.texts import shown
 from rope_cpu.frequencies.rope_types import MISSING
 from rope_cpu.frequencies.scaling import DEFAULT_THETA, SECTION_KEYS, without_nulls
 from rope_cpu.models.layer import Layer
@@ -209,138 +208,21 @@ def _layer_config(values: Config, layer_type: str | None) -> Config:
     return entry
 
 
-@dataclass(frozen=True)
-class ModelLayers:
-    """All layers of a model, parsed once; a config may have thousands of layer types.
-
-    sections: rope parameters by layer type, None for a type that is not rotated. entries: the
-    layers, empty if the config does not determine their number. by_type: the same by layer type.
-    known_types: the layer types of the config and of the model's code. rotated_types: those of
-    rotated layers; None among them stands for no type.
-    """
-
-    sections: Sections
-    entries: Sequence[Layer]
-    by_type: Mapping[str | None, Sequence[Layer]]
-    known_types: Set[str | None]
-    rotated_types: Set[str | None]
-
-    def type_of(self, layer_type: str | None, layer: int | None) -> str | None:
-        """Return the type of a layer, or the type that was asked for, or that of rotated layers.
-
-        None if they have none, or several.
-        """
-        if layer is not None and layer < len(self.entries):
-            return self.entries[layer].layer_type
-        if layer_type is None and len(self.rotated_types) == 1:
-            return next(iter(self.rotated_types))
-        return layer_type
-
-    def select(self, layer_type: str | None = None, layer: int | None = None) -> Layer:
-        """Return the layer type and the rope parameters of a layer, or of the layers of a type.
-
-        layer_type, layer: at most one may be given; without both, all rotated layers are selected,
-        and must be alike. The returned layer type is None if the model has one section for all
-        layers and none was asked for.
-        """
-        asked: tuple[str, Any] = ("layer_type", layer_type)
-        if layer is not None:
-            asked = ("layer", layer)
-            selected = [self._at(layer_type, layer)]
-            layer_type = selected[0].layer_type
-        else:
-            of_type = self.entries if layer_type is None else self.by_type.get(layer_type)
-            # A type that no layer has, or whose layers are not listed, stands for one layer.
-            rotated = self.sections.get(layer_type, {}) is not None
-            selected = list(of_type or [Layer(layer_type=layer_type, rotated=rotated)])
-        thetas = {entry.rope_theta for entry in selected if entry.rotated}
-        if not thetas:
-            remedy = f"those of type {shown(layer_type)} are not" if layer_type else ""
-            raise ArgumentError(*asked, "select a layer that is rotated", remedy)
-        if len(thetas) > 1:
-            listed = sorted(theta for theta in thetas if theta is not None)
-            rule = f"select layers of one rope_theta, not of {shown(listed)}"
-            raise ArgumentError(*asked, rule, "give `layer` or `layer_type`")
-        if self.type_of(layer_type, None) in self.sections:
-            layer_type = self.type_of(layer_type, None)
-        layer_type, section = self._section(layer_type)
-        theta = thetas.pop()
-        if theta is not None:
-            section = {**section, "rope_theta": theta}
-        return Layer(layer_type=layer_type, rope_parameters=section)
-
-    def _at(self, layer_type: str | None, layer: int) -> Layer:
-        """Return a layer by its index."""
-        index = scalars.whole_number("layer", layer, 0)
-        all_alike = None in self.sections and len(self.sections) == 1
-        rule = ""
-        if layer_type is not None:
-            rule = f"be left out, as `layer_type` is {shown(layer_type)}"
-        elif not self.entries:
-            rule = "be left out: the config does not say how many there are (`num_hidden_layers`)"
-        elif index >= len(self.entries):
-            rule = f"be below {len(self.entries)}, the number of layers"
-        elif self.entries[index].layer_type is None and not all_alike:
-            rule = "be left out, as the config has no `layer_types`; give `layer_type`"
-        if rule:
-            raise ArgumentError("layer", index, rule)
-        return self.entries[index]
-
-    def _section(self, layer_type: str | None) -> tuple[str | None, Config]:
-        """Return the section of a layer type, with its name if layer types have their own."""
-        sections = self.sections
-        remedy = ""
-        if None in sections:
-            names = [name for name in self.known_types if name is not None]
-            if layer_type in (None, *names):
-                return layer_type, sections[None] or {}
-            listed = cut(", ".join(map(repr, sorted(names))))
-            rule = "be left out, as this config has one rotation for all rotated layers"
-            remedy = f"or give one of {listed}" if names else ""
-            raise ArgumentError("layer_type", layer_type, rule, remedy)
-        if layer_type is None and len(sections) == 1:
-            layer_type = next(iter(sections))
-        section = sections.get(layer_type)
-        if section is not None:
-            return layer_type, section
-        rotated = [name for name in sections if sections[name] is not None]
-        listed = cut(", ".join(map(repr, rotated)))
-        rule = (
-            f"be one of {listed}" if rotated else "have rope parameters, which no rotated type has"
-        )
-        if layer_type is None and not self.by_type.keys().isdisjoint(rotated):
-            remedy = "or give `layer`"
-        raise ArgumentError("layer_type", layer_type, rule, remedy)
-
-
-def model_layers(values: Config, sections: Sections) -> ModelLayers:
-    """Return the layers of a model; values: the config with its defaults."""
-    entries = _entries(values, sections)
-    by_type: dict[str | None, list[Layer]] = {}
-    for entry in entries:
-        by_type.setdefault(entry.layer_type, []).append(entry)
-    rotated = {entry.layer_type for entry in entries if entry.rotated}
-    if not entries:
-        rotated = {name for name in sections if sections[name] is not None}
-    known = {*by_type, *(values.get("layer_types") or ())}
-    return ModelLayers(sections, entries, by_type, known, rotated)
-
-
-def _entries(values: Config, sections: Sections) -> list[Layer]:
+def layers_of(values: Config, sections: Sections) -> tuple[Layer, ...]:
     """Return every layer of a model, with what it says of its rotation; equal ones are one object.
 
     Empty if the config does not determine their number.
     """
     count = _layer_count(values)
     if count is None:
-        return []
+        return ()
     layer_types = [*(values.get("layer_types") or ()), *[None] * count][:count]
     is_listed = bool(values.get("no_rope_layers"))  # whatever the layer types
     made = cache(lambda *own: Layer(layer_type=own[0], rotated=own[1], rope_theta=own[2]))
-    return [
+    return tuple(
         made(kind, rotated and (is_listed or sections.get(kind, {}) is not None), theta)
         for kind, (rotated, theta) in zip(layer_types, _rotations(values, count), strict=True)
-    ]
+    )
 
 
 def value_of_layers(

@@ -1,13 +1,13 @@
-"""`ModelConfig`: a parsed config, for `from_config`, the commands, the export and the benchmarks.
+"""`Model`: a parsed config, for `from_config`, the commands, the export and the benchmarks.
 
-Each kind of file has an adapter, a module with a subclass of `ModelConfig` and a function `parse`
+Each kind of file has an adapter, a module with a subclass of `Model` and a function `parse`
 that makes it from the raw keys: `text`, `vision`, and `gguf` for GGUF files. `reader` chooses one.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -19,7 +19,7 @@ from rope_cpu.frequencies.rope_types import MISSING
 from rope_cpu.frequencies.spec import RopeSpec, placed
 from rope_cpu.models import layers
 from rope_cpu.models.layer import FULL_LAYERS, WINDOW_LAYERS, Layer, query_factors
-from rope_cpu.models.layers import ModelLayers, RopeParameters
+from rope_cpu.models.layers import RopeParameters
 from rope_cpu.models.model_types import PAIRING_KEY, Config, ModelFacts
 
 HEADS_KEYS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "dit_heads")
@@ -27,7 +27,7 @@ KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(ABC):
+class Model(ABC):
     """One model, as its config file describes it.
 
     Parameters
@@ -144,7 +144,7 @@ class ModelConfig(ABC):
         spec = self._build_spec(asked, None, angle_dtype)
         layer_type = asked.layer_type
         if asked.index is not None:
-            layer_type = self.layers.type_of(None, asked.index)
+            layer_type = self.type_of(None, asked.index)
         if own_type not in (None, layer_type):
             rule = f"be that of layers with an indexer, {shown(own_type)}"
             raise ArgumentError("layer_type", layer_type, rule)
@@ -174,9 +174,116 @@ class ModelConfig(ABC):
         return self.unknown_whole if self.is_known else shown(self.model_type)
 
     @cached_property
-    def layers(self) -> ModelLayers:
-        """The layers of the model."""
-        return layers.model_layers(self.values, self.rope_parameters)
+    def layers(self) -> tuple[Layer, ...]:
+        """Every layer, with what it says of its rotation; empty if their number is not known."""
+        return layers.layers_of(self.values, self.rope_parameters)
+
+    @cached_property
+    def by_type(self) -> Mapping[str | None, Sequence[Layer]]:
+        """The layers by their type."""
+        found: dict[str | None, list[Layer]] = {}
+        for layer in self.layers:
+            found.setdefault(layer.layer_type, []).append(layer)
+        return found
+
+    @cached_property
+    def known_types(self) -> Set[str | None]:
+        """The layer types of the config and of the model's code."""
+        return {*self.by_type, *(self.values.get("layer_types") or ())}
+
+    @cached_property
+    def rotated_types(self) -> Set[str | None]:
+        """The types of rotated layers; None among them stands for no type."""
+        if self.layers:
+            return {layer.layer_type for layer in self.layers if layer.rotated}
+        return {name for name, section in self.rope_parameters.items() if section is not None}
+
+    def type_of(self, layer_type: str | None, layer: int | None) -> str | None:
+        """Return the type of a layer, or the type that was asked for, or that of rotated layers.
+
+        None if they have none, or several.
+        """
+        if layer is not None and layer < len(self.layers):
+            return self.layers[layer].layer_type
+        if layer_type is None and len(self.rotated_types) == 1:
+            return next(iter(self.rotated_types))
+        return layer_type
+
+    def select(self, layer_type: str | None = None, layer: int | None = None) -> Layer:
+        """Return the layer type and the rope parameters of a layer, or of the layers of a type.
+
+        layer_type, layer: at most one may be given; without both, all rotated layers are selected,
+        and must be alike. The returned layer type is None if the model has one section for all
+        layers and none was asked for.
+        """
+        asked: tuple[str, Any] = ("layer_type", layer_type)
+        if layer is not None:
+            asked = ("layer", layer)
+            selected = [self._at(layer_type, layer)]
+            layer_type = selected[0].layer_type
+        else:
+            of_type = self.layers if layer_type is None else self.by_type.get(layer_type)
+            # A type that no layer has, or whose layers are not listed, stands for one layer.
+            rotated = self.rope_parameters.get(layer_type, {}) is not None
+            selected = list(of_type or [Layer(layer_type=layer_type, rotated=rotated)])
+        thetas = {entry.rope_theta for entry in selected if entry.rotated}
+        if not thetas:
+            remedy = f"those of type {shown(layer_type)} are not" if layer_type else ""
+            raise ArgumentError(*asked, "select a layer that is rotated", remedy)
+        if len(thetas) > 1:
+            listed = sorted(theta for theta in thetas if theta is not None)
+            rule = f"select layers of one rope_theta, not of {shown(listed)}"
+            raise ArgumentError(*asked, rule, "give `layer` or `layer_type`")
+        if self.type_of(layer_type, None) in self.rope_parameters:
+            layer_type = self.type_of(layer_type, None)
+        layer_type, section = self._section(layer_type)
+        theta = thetas.pop()
+        if theta is not None:
+            section = {**section, "rope_theta": theta}
+        return Layer(layer_type=layer_type, rope_parameters=section)
+
+    def _at(self, layer_type: str | None, layer: int) -> Layer:
+        """Return a layer by its index."""
+        index = scalars.whole_number("layer", layer, 0)
+        all_alike = None in self.rope_parameters and len(self.rope_parameters) == 1
+        rule = ""
+        if layer_type is not None:
+            rule = f"be left out, as `layer_type` is {shown(layer_type)}"
+        elif not self.layers:
+            rule = "be left out: the config does not say how many there are (`num_hidden_layers`)"
+        elif index >= len(self.layers):
+            rule = f"be below {len(self.layers)}, the number of layers"
+        elif self.layers[index].layer_type is None and not all_alike:
+            rule = "be left out, as the config has no `layer_types`; give `layer_type`"
+        if rule:
+            raise ArgumentError("layer", index, rule)
+        return self.layers[index]
+
+    def _section(self, layer_type: str | None) -> tuple[str | None, Config]:
+        """Return the section of a layer type, with its name if layer types have their own."""
+        sections = self.rope_parameters
+        remedy = ""
+        if None in sections:
+            names = [name for name in self.known_types if name is not None]
+            if layer_type in (None, *names):
+                return layer_type, sections[None] or {}
+            listed = cut(", ".join(map(repr, sorted(names))))
+            rule = "be left out, as this config has one rotation for all rotated layers"
+            remedy = f"or give one of {listed}" if names else ""
+            raise ArgumentError("layer_type", layer_type, rule, remedy)
+        if layer_type is None and len(sections) == 1:
+            layer_type = next(iter(sections))
+        section = sections.get(layer_type)
+        if section is not None:
+            return layer_type, section
+        rotated = [name for name in sections if sections[name] is not None]
+        listed = cut(", ".join(map(repr, rotated)))
+        rule = (
+            f"be one of {listed}" if rotated else "have rope parameters, which no rotated type has"
+        )
+        if layer_type is None and not self.by_type.keys().isdisjoint(rotated):
+            remedy = "or give `layer`"
+        raise ArgumentError("layer_type", layer_type, rule, remedy)
 
     def heads(self, layer_type: str | None = None, layer: int | None = None) -> tuple[int, int]:
         """Return the numbers of query heads and of key/value heads.
@@ -207,7 +314,7 @@ class ModelConfig(ABC):
         (32, 8)
         """
         try:
-            heads, kv_heads = self._head_counts(self.layers.type_of(layer_type, layer), layer)
+            heads, kv_heads = self._head_counts(self.type_of(layer_type, layer), layer)
         except (TypeError, ValueError) as error:
             raise ValueError(f"the config's {error}") from error
         if heads is None:
@@ -234,7 +341,7 @@ class ModelConfig(ABC):
         """Return False for a layer without rotation; one that there is not is refused later."""
         if index is None:
             return True
-        return all(entry.rotated for entry in self.layers.entries[index : index + 1])
+        return all(entry.rotated for entry in self.layers[index : index + 1])
 
     def layer(
         self,
@@ -289,8 +396,8 @@ class ModelConfig(ABC):
 
         Raises ValueError if it is needed and not given, or if its kind of attention is not known.
         """
-        layer_type = self.layers.type_of(layer_type, index)
-        types = self.layers.rotated_types
+        layer_type = self.type_of(layer_type, index)
+        types = self.rotated_types
         has_windows = facts.window is not None and not facts.window_in_all_layers
         if layer_type is None and len(types) > 1 and has_windows:
             listed = cut(", ".join(sorted(map(str, types))))

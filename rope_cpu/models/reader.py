@@ -1,4 +1,4 @@
-"""From a config file or a GGUF file to a ModelConfig: load it, choose the adapter of its kind."""
+"""From a config file or a GGUF file to a Model: load it, choose the adapter of its kind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rope_cpu.arguments.texts import shown
 from rope_cpu.models import text, vision
 from rope_cpu.models.gguf_header import is_gguf
 from rope_cpu.models.keys import check_containers
-from rope_cpu.models.model import ModelConfig
+from rope_cpu.models.model import Model
 from rope_cpu.models.model_types import data, value_at
 
 # The name of a repository on the Hugging Face Hub, such as "meta-llama/Llama-3.1-8B".
@@ -25,18 +25,18 @@ _REPOSITORY = re.compile(r"(?!.*\.json)\w[\w.-]{0,95}/\w[\w.-]{0,95}")
 _FOREIGN: dict[str, list[dict[str, Any]]] = data("foreign.json")
 
 
-def read(config: str | PathLike[str] | Mapping[str, Any] | ModelConfig) -> ModelConfig:
+def read(config: str | PathLike[str] | Mapping[str, Any] | Model) -> Model:
     """Parse a config.
 
     Parameters
     ----------
-    config : path, mapping or ModelConfig
+    config : path, mapping or Model
         A config file, a folder with a config.json, its content as a dict, a GGUF file, or a parsed
         config.
 
     Returns
     -------
-    ModelConfig
+    Model
 
     Raises
     ------
@@ -52,7 +52,7 @@ def read(config: str | PathLike[str] | Mapping[str, Any] | ModelConfig) -> Model
     >>> read({"model_type": "gptj"}).spec().interleaved
     True
     """
-    if isinstance(config, ModelConfig):
+    if isinstance(config, Model):
         return config
     if isinstance(config, str | PathLike) and is_gguf(os.fsdecode(config)):
         from rope_cpu.models.gguf import parse
@@ -66,7 +66,7 @@ def read(config: str | PathLike[str] | Mapping[str, Any] | ModelConfig) -> Model
         raise ValueError("`config` holds configs inside configs, too deep to follow") from None
 
 
-def _parse(raw: Mapping[str, Any]) -> ModelConfig:
+def _parse(raw: Mapping[str, Any]) -> Model:
     """Parse the content of a file with the adapter of its kind; a new kind gets a branch here."""
     parse_other = vision.parse if vision.is_vision(raw) else text.parse
     return vision.parse_diffusers(raw) or parse_other(raw)

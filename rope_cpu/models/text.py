@@ -18,7 +18,7 @@ from rope_cpu.frequencies.spec import RopeSpec, reverse_direction, with_still_pa
 from rope_cpu.models import keys, layers, model_types, quirks
 from rope_cpu.models.attention import FACTS, attention_of
 from rope_cpu.models.layer import Layer
-from rope_cpu.models.model import ModelConfig
+from rope_cpu.models.model import Model
 from rope_cpu.models.model_types import Config, ModelFacts, model_facts
 
 # Keys that may stand beside `mrope_section`, each with the function from the numbers of pairs of
@@ -31,7 +31,7 @@ PAIR_AXES: dict[str, Callable[[Sequence[int]], tuple[int, ...]]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextConfig(ModelConfig):
+class TextModel(Model):
     """The config of a language model.
 
     `values` with keys under standard names and `rope_parameters` are sufficient for a spec.
@@ -55,7 +55,7 @@ class TextConfig(ModelConfig):
         if not self.is_known:
             keys.refuse_unread(values, None, ())
             self._refuse_missing_theta()
-        chosen = self.layers.select(asked.layer_type, asked.index)
+        chosen = self.select(asked.layer_type, asked.index)
         layer_type = chosen.layer_type
         section = dict(chosen.rope_parameters)
         width = layers.head_dim(values, layer_type)
@@ -114,7 +114,7 @@ class TextConfig(ModelConfig):
         return pairing
 
 
-def parse(raw: Config) -> TextConfig:
+def parse(raw: Config) -> TextModel:
     """Parse the config of a language model, or of a multimodal model that contains one.
 
     Raises ValueError or TypeError if the model is not rotated, or if its rope parameters are
@@ -138,7 +138,7 @@ def parse(raw: Config) -> TextConfig:
     for layer_type, key in facts.unrotated.items():
         if key == "" or text.get(key, 0) is not None:
             sections[layer_type] = None
-    return TextConfig(
+    return TextModel(
         source=raw,
         beside={} if unknown_whole or raw.keys() <= text.keys() else raw,
         model_type=values.get("model_type"),

@@ -27,7 +27,7 @@ from rope_cpu.models import keys
 from rope_cpu.models.keys import SECTIONS, check_containers
 from rope_cpu.models.layer import Layer
 from rope_cpu.models.layers import own_section
-from rope_cpu.models.model import ModelConfig
+from rope_cpu.models.model import Model
 from rope_cpu.models.model_types import REFUSED as NO_ROTATION
 from rope_cpu.models.model_types import Config, data, reasons_by_type
 
@@ -126,7 +126,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultiAxisConfig(ModelConfig):
+class MultiAxisModel(Model):
     """The config of a vision tower or of a diffusers transformer: one rotation for all layers."""
 
     row: Row
@@ -162,7 +162,7 @@ def rows_by_name(rows: Sequence[Config], defaults: Mapping[str, Config]) -> dict
     return found
 
 
-def _config(source: Config, name: str, row: Row, values: Config) -> MultiAxisConfig:
+def _config(source: Config, name: str, row: Row, values: Config) -> MultiAxisModel:
     """Parse a config of the class or model type `name`, whose row is `row`.
 
     values: its keys under the names of the row. Raises ValueError for a key of a rotation that the
@@ -176,7 +176,7 @@ def _config(source: Config, name: str, row: Row, values: Config) -> MultiAxisCon
         if not is_known and ("." in str(key) or key == "head_dim" or keys.is_rotation_key(key)):
             rule = f"be left out, as {shown(name)} does not read it"
             raise ArgumentError(key, value, rule, "or use RotaryEmbedding.axial")
-    return MultiAxisConfig(
+    return MultiAxisModel(
         source=source,
         model_type=name,
         values=values,
@@ -408,7 +408,7 @@ REFUSED = {**NO_ROTATION, **reasons_by_type("encoders.json")}
 REFUSED_CLASSES = reasons_by_type("refused_classes.json")
 
 
-def parse_diffusers(config: Config) -> MultiAxisConfig | None:
+def parse_diffusers(config: Config) -> MultiAxisModel | None:
     """Parse the config of a diffusers transformer; None for that of other models.
 
     Raises ValueError for other classes. Missing keys are refused when the spec is built.
@@ -432,7 +432,7 @@ def is_vision(config: Config) -> bool:
     return name in TOWERS or name in REFUSED
 
 
-def parse(config: Config) -> MultiAxisConfig:
+def parse(config: Config) -> MultiAxisModel:
     """Parse the config of a vision tower: `config["vision_config"]` of a model, see `tower`.
 
     Raises ValueError or TypeError if a key is missing or has a value that is not allowed, or if

@@ -36,7 +36,7 @@ from rope_cpu.frequencies.scaling import scaled
 from rope_cpu.frequencies.spec import AngleDtype, RopeSpec, from_inv_freq
 from rope_cpu.launch.arrays import HeadLayout
 from rope_cpu.models import reader
-from rope_cpu.models.model import ModelConfig
+from rope_cpu.models.model import Model
 from rope_cpu.rotation.cos_sin import CosSin, PackedCosSin, check_rerotation, rows_of_lengths
 from rope_cpu.rotation.plan import MISSING, RotaryPlan
 
@@ -179,7 +179,7 @@ class RotaryEmbedding(metaclass=_Constructors):
     @classmethod
     def from_config(
         cls,
-        config: str | PathLike[str] | Mapping[str, Any] | ModelConfig,
+        config: str | PathLike[str] | Mapping[str, Any] | Model,
         *,
         layer_type: str | None = None,
         layer: int | None = None,
@@ -191,7 +191,7 @@ class RotaryEmbedding(metaclass=_Constructors):
 
         Parameters
         ----------
-        config : str, path, mapping or ModelConfig
+        config : str, path, mapping or Model
             A config.json, a folder with one, or its content as a dict: with the old keys
             (`rope_scaling`, and `rope_theta` at the top level) or the new one (`rope_parameters`,
             flat or nested by layer type). Of a multimodal config the language model is read; pass

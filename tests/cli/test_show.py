@@ -9,7 +9,7 @@ from text_configs import LLAMA3, PHI3
 
 from rope_cpu.cli import show
 from rope_cpu.cli.command_line import UsageError
-from rope_cpu.cli.layer_rotations import Axis, changed_pairs
+from rope_cpu.cli.groups import Axis, changed_pairs
 from rope_cpu.frequencies.rope_types import ROPE_TYPES, RopeType, dynamic
 from rope_cpu.models import reader
 from rope_cpu.models.attention import FACTS

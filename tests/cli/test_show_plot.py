@@ -8,7 +8,7 @@ import text_configs
 from text_configs import LLAMA3_SCALING, PHI3
 
 from rope_cpu.cli.command_line import UsageError
-from rope_cpu.cli.layer_rotations import layer_groups
+from rope_cpu.cli.groups import layer_groups
 from rope_cpu.models import reader
 
 pytest.importorskip("matplotlib")

@@ -7,7 +7,7 @@ import pytest
 import rope_cpu
 from rope_cpu import export
 from rope_cpu.models.layer import Layer
-from rope_cpu.models.text import TextConfig
+from rope_cpu.models.text import TextModel
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
 CONFIG = SIZES | {"model_type": "qwen3"}
@@ -46,9 +46,9 @@ class LayerWithGate(Layer):
 
 def with_fact(monkeypatch, name, value):
     """Give each config a fact beside those of its model type."""
-    own = TextConfig.attention.fget
+    own = TextModel.attention.fget
     changed = property(lambda self: LayerWithGate(**vars(own(self)) | {name: value}))
-    monkeypatch.setattr(TextConfig, "attention", changed)
+    monkeypatch.setattr(TextModel, "attention", changed)
 
 
 @pytest.mark.parametrize(("name", "value", "text"), [*UNKNOWN, *NOT_EXPORTED])

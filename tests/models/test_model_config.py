@@ -1,4 +1,4 @@
-"""`ModelConfig` besides the rotation: numbers of heads by layer, and facts of attention."""
+"""`Model` besides the rotation: numbers of heads by layer, and facts of attention."""
 
 import pytest
 

@@ -201,7 +201,7 @@ def test_layer_types_follow_from_other_keys_as_in_the_class(model_type: str, cou
     if key == "max_window_layers":
         given |= {key: 3, "sliding_window": 16, "use_sliding_window": True}
     theirs = config_of(model_type, **given).layer_types
-    layers = reader.read({"model_type": model_type, **given}).layers.entries
+    layers = reader.read({"model_type": model_type, **given}).layers
     if model_type.startswith("deepseek_v4"):
         theirs = ["main" if kind == LOCAL else "compress" for kind in theirs]
     assert [layer.layer_type for layer in layers] == theirs

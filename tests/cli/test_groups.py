@@ -5,11 +5,11 @@ import sys
 import numpy as np
 import pytest
 
-from rope_cpu.cli.layer_rotations import (
+from rope_cpu.cli.groups import (
     AXES,
     Axis,
-    group_name,
     layer_groups,
+    name_of,
     position_axes,
     unscaled,
 )
@@ -24,16 +24,16 @@ def test_layers_that_are_not_rotated_are_no_part_of_all():
     granite = {**sizes, "model_type": "granite_swa", "layer_rope_theta": [5e6, 0]}
     config = reader.read(granite)
     (layer,) = layer_groups(config)
-    assert group_name(config, layer) == "all rotated layers"
+    assert name_of(config, layer) == "all rotated layers"
     assert layer.rope_parameters["rope_theta"] == 5e6
 
 
 def test_every_layer_type_or_the_one_named():
     config = reader.read({"model_type": "gemma4_text"})
-    names = [group_name(config, layer) for layer in layer_groups(config)]
+    names = [name_of(config, layer) for layer in layer_groups(config)]
     assert names == ["sliding_attention", "full_attention"]
     (layer,) = layer_groups(config, "sliding_attention")
-    assert group_name(config, layer) == "sliding_attention"
+    assert name_of(config, layer) == "sliding_attention"
 
 
 def test_an_odd_share_is_no_scaling():

@@ -18,7 +18,7 @@ from rope_cpu.frequencies import scaling
 from rope_cpu.frequencies.rope_types import ROPE_TYPES
 from rope_cpu.frequencies.spec import RopeSpec
 from rope_cpu.models.layer import Layer
-from rope_cpu.models.model import ModelConfig
+from rope_cpu.models.model import Model
 from rope_cpu.models.model_types import data
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
@@ -64,7 +64,7 @@ def changed_pairs(frequencies: Float64, unscaled: Float64) -> NDArray[np.bool_]:
     return changed & (frequencies > 0)
 
 
-def layers_from_arguments(config: ModelConfig, args: argparse.Namespace) -> list[Layer]:
+def from_arguments(config: Model, args: argparse.Namespace) -> list[Layer]:
     """Return the groups of layers that the arguments --layer-type and --interleaved select.
 
     Raises UsageError if the config does not describe their rotations.
@@ -74,7 +74,7 @@ def layers_from_arguments(config: ModelConfig, args: argparse.Namespace) -> list
 
 
 def layer_groups(
-    config: ModelConfig, layer_type: str | None = None, interleaved: bool | None = None
+    config: Model, layer_type: str | None = None, interleaved: bool | None = None
 ) -> Iterator[Layer]:
     """Yield one layer of each layer type of a config, or of the given one, with its rotation."""
     by_type = config.rope_parameters
@@ -84,11 +84,11 @@ def layer_groups(
             yield Layer(layer_type=name, rotated=False)
         else:
             spec = config.spec(name, interleaved=interleaved)
-            parameters = config.layers.select(name).rope_parameters if by_type else {}
+            parameters = config.select(name).rope_parameters if by_type else {}
             yield Layer(layer_type=name, rope_parameters=parameters, spec=spec)
 
 
-def group_name(config: ModelConfig, layer: Layer) -> str:
+def name_of(config: Model, layer: Layer) -> str:
     """Return a name for the layers that a group consists of, with escapes."""
     rotated = "" if layer.rotated else ": not rotated"
     if layer.layer_type is not None:
@@ -96,11 +96,11 @@ def group_name(config: ModelConfig, layer: Layer) -> str:
     sections = config.rope_parameters.values()
     are_rotated = None not in sections
     if are_rotated and sections:
-        are_rotated = all(entry.rotated for entry in config.layers.entries)
+        are_rotated = all(entry.rotated for entry in config.layers)
     return f"{'all layers' if are_rotated else 'all rotated layers'}{rotated}"
 
 
-def position_axes(config: ModelConfig, count: int) -> tuple[Axis, ...]:
+def position_axes(config: Model, count: int) -> tuple[Axis, ...]:
     """Return the axes of a config's positions; those without a known meaning have a number."""
     kinds = config.axes[-count:]
     if len(kinds) < count == len(_MROPE):
@@ -110,7 +110,7 @@ def position_axes(config: ModelConfig, count: int) -> tuple[Axis, ...]:
     return tuple(AXES[kind] for kind in kinds)
 
 
-def ropes_by_length(config: ModelConfig, layer: Layer) -> dict[str, RotaryEmbedding]:
+def ropes_by_length(config: Model, layer: Layer) -> dict[str, RotaryEmbedding]:
     """Return the rotary embedding at the original length, and one at a longer length, by a text.
 
     The text is "" where they depend on no length. Empty for layers without rotation.
@@ -146,7 +146,7 @@ def unscaled(spec: RopeSpec, parameters: Mapping[str, Any]) -> Float64:
     return frequencies
 
 
-def contexts(config: ModelConfig, layer: Layer) -> dict[str, int]:
+def contexts(config: Model, layer: Layer) -> dict[str, int]:
     """Return the original context, for rope types that have one, and the maximum context.
 
     Empty for positions that are no tokens. Types whose factor may follow from both, as YaRN's,
@@ -170,7 +170,7 @@ def contexts(config: ModelConfig, layer: Layer) -> dict[str, int]:
     return found | ({"maximum context": maximum} if maximum > original else {})
 
 
-def maximum_context(config: ModelConfig) -> int:
+def maximum_context(config: Model) -> int:
     """Return the max_position_embeddings of a config, 0 if it has none."""
     key = "max_position_embeddings"
     return scalars.whole_number(key, config.values.get(key, 0), 0)
