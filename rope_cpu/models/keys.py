@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments import limits
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.models.model_types import Config, ModelFacts, data, table_rows
@@ -53,7 +53,8 @@ def check_containers(config: Config) -> None:
         if any(isinstance(entry, np.ndarray) for entry in (value, *inner_values)):
             raise ArgumentTypeError(cut(str(key)), value, "be a JSON value, no array")
     layer_types = config.get("layer_types") or ()
-    scalars.check_length("layer_types", layer_types, limits.LAYERS)
+    if len(layer_types) > limits.LAYERS:
+        raise ArgumentError("layer_types", layer_types, f"have at most {limits.LAYERS} entries")
     for layer, layer_type in enumerate(layer_types):
         if not isinstance(layer_type, str):
             raise TypeError(
@@ -74,6 +75,17 @@ def _refuse_two_sections(config: Config) -> None:
         rule = "be left out, or be equal; put its keys in `rope_parameters`, beside `rope_theta`"
         remedy = "transformers 5 reads `rope_scaling` alone, and loses the base of the other"
         raise ArgumentError("rope_scaling", Finding("differs from `rope_parameters`"), rule, remedy)
+
+
+def own_section(text: Config) -> tuple[str, Config]:
+    """Return the key and the section of a config; `rope_scaling` goes first, as in transformers."""
+    for key in ("rope_scaling", "rope_parameters"):
+        section = text.get(key)
+        if section is not None and not isinstance(section, Mapping):
+            raise ArgumentTypeError(key, section, "be an object")
+        if section:
+            return key, section
+    return "rope_parameters", {}
 
 
 def refuse_unread_part(raw: Config, names: Mapping[str, str]) -> None:

@@ -11,6 +11,7 @@ from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.texts import shown
 from rope_cpu.frequencies.rope_types import MISSING
 from rope_cpu.frequencies.scaling import DEFAULT_THETA, SECTION_KEYS, without_nulls
+from rope_cpu.models import keys
 from rope_cpu.models.layer import Layer
 from rope_cpu.models.model_types import SHARE, Config, ModelFacts, data, value_at
 
@@ -37,7 +38,7 @@ def rope_parameters_by_type(
     Each section has its base and its rotated share, from the file or from the model type. None
     stands for layer types that are not rotated.
     """
-    key, section = own_section(text)
+    key, section = keys.own_section(text)
     for name in SECTION_KEYS & section.keys():  # it would look like a layer type
         if isinstance(section[name], Mapping):
             raise ArgumentTypeError(name, section[name], "be no object")
@@ -59,17 +60,6 @@ def rope_parameters_by_type(
 def _is_section(value: Any) -> bool:
     """Return True for the rope parameters of a layer type, and for null: it is not rotated."""
     return value is None or isinstance(value, Mapping)
-
-
-def own_section(text: Config) -> tuple[str, Config]:
-    """Return the key and the section of a config; `rope_scaling` goes first, as in transformers."""
-    for key in ("rope_scaling", "rope_parameters"):
-        section = text.get(key)
-        if section is not None and not isinstance(section, Mapping):
-            raise ArgumentTypeError(key, section, "be an object")
-        if section:
-            return key, section
-    return "rope_parameters", {}
 
 
 def _default_section(text: Config, facts: ModelFacts) -> RopeParameters:
@@ -115,8 +105,8 @@ def _old_values(label: str, own: Config, text: Config, facts: ModelFacts) -> Rop
     """
     layer_types = text.get("layer_types") or []
     values = {}
-    for name, keys in (("rope_theta", facts.theta), (SHARE, facts.partial)):
-        key = keys.get(label)
+    for name, own_keys in (("rope_theta", facts.theta), (SHARE, facts.partial)):
+        key = own_keys.get(label)
         value = _value(text, key)
         if isinstance(value, list):  # by layer
             index = layer_types.index(label) if label in layer_types else len(value)
@@ -136,7 +126,7 @@ def _completed(label: str | None, part: Config, text: Config, facts: ModelFacts)
     defaults = facts.defaults if label is None else facts.filled.get(label, {})
     key = facts.theta.get(label)
     # Own sections of a class have their bases.
-    if not facts.theta and (own_section(text)[1] or not facts.rope_parameters):
+    if not facts.theta and (keys.own_section(text)[1] or not facts.rope_parameters):
         key = "rope_theta"
     theta = _first(own.get("rope_theta"), _value(text, key))
     if theta is None and "rope_theta" in part:

@@ -235,7 +235,7 @@ def _refuse_unrotated(text: Config, values: Config, facts: ModelFacts) -> None:
     asks = any(model_types.value_at(text, key) == value for key, value in keys.KEYS["asks"].items())
     if name in model_types.UNROTATED and not asks:
         raise ValueError(f"`model_type` is {shown(name)}: {model_types.UNROTATED[name]}")
-    own = {**text, **layers.own_section(text)[1]}
+    own = {**text, **keys.own_section(text)[1]}
     nulls = {key for key in own if own[key] is None}
     for key, (refused_values, reason) in facts.refuse.items():
         value = values.get(key)

@@ -24,9 +24,8 @@ from rope_cpu.frequencies import axes
 from rope_cpu.frequencies.scaling import scaled, without_nulls
 from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq, spread_over_axes
 from rope_cpu.models import keys
-from rope_cpu.models.keys import SECTIONS, check_containers
+from rope_cpu.models.keys import SECTIONS, check_containers, own_section
 from rope_cpu.models.layer import Layer
-from rope_cpu.models.layers import own_section
 from rope_cpu.models.model import Model
 from rope_cpu.models.model_types import REFUSED as NO_ROTATION
 from rope_cpu.models.model_types import Config, data, reasons_by_type
