@@ -72,7 +72,6 @@ def rows(rope: RotaryEmbedding, heads: Heads) -> Iterator[Row]:
     the pairing that is not the config's is verified in one dtype, and so is NumPy's attention:
     that of bfloat16 is that of float32 with a rounding of keys and values.
     """
-    # Blocks are a property of half-split pairs only.
     spec = replace(rope.spec, interleaved=not rope.interleaved, blocks=(rope.rotary_dim,))
     other = RotaryEmbedding.from_spec(spec)
     for paired, dtypes in ((rope, DTYPES), (other, (OTHER_PAIRING_DTYPE,))):

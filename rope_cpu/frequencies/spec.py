@@ -130,6 +130,9 @@ class RopeSpec:
             "shared_id": scalars.boolean("shared_id", self.shared_id),
             "pair_axis": _resolved_pair_axis(self.pair_axis, inv_freq[0]),
         }
+        if checked["interleaved"]:
+            # Adjacent pairs never cross a boundary between even blocks, so blocks do not matter.
+            checked["blocks"] = (rotary_dim,)
         if self.lengths is not None:
             checked["lengths"] = _checked_lengths(self.lengths, rows)
         if checked["head_dim"] < rotary_dim:
@@ -291,18 +294,13 @@ def from_inv_freq(
 
     fields: further fields of `RopeSpec`, such as `rope_type` and `length_rule`.
     """
-    interleaved = scalars.boolean("interleaved", interleaved)
     frequencies = _frequency_matrix(inv_freq)
     rotary_dim = 2 * frequencies.shape[-1]
-    widths = _block_widths(blocks, rotary_dim)
-    if interleaved:
-        # Adjacent pairs never cross a boundary between even blocks, so blocks do not matter.
-        widths = (rotary_dim,)
     return RopeSpec(
         inv_freq=frequencies[None],
         attention_factor=np.array([scalars.real_number("attention_factor", attention_factor)]),
         head_dim=rotary_dim if head_dim is None else head_dim,
-        blocks=widths,
+        blocks=_block_widths(blocks, rotary_dim),
         interleaved=interleaved,
         **fields,
     )
@@ -334,13 +332,12 @@ def placed(spec: RopeSpec, elements: str) -> RopeSpec:
     others = spec.head_dim - spec.rotary_dim
     if elements != "end" or others == 0:
         return spec
-    widths = (spec.head_dim,) if spec.interleaved else (others, spec.rotary_dim)
     still = others // 2
     return with_still_pairs(
         spec,
         np.pad(spec.inv_freq, [(0, 0)] * 3 + [(still, 0)]),
         pair_axis=(0,) * still + (spec.pair_axis or ()),
-        blocks=widths,
+        blocks=(others, spec.rotary_dim),
     )
 
 
@@ -424,11 +421,11 @@ def _checked_factors(attention_factor: ArrayLike, rows: int) -> Float64:
     return factors
 
 
-def _block_widths(blocks: object, rotary_dim: int) -> tuple[int, ...]:
-    """Return the widths of blocks from their number or from the widths themselves."""
+def _block_widths(blocks: Any, rotary_dim: int) -> Any:
+    """Return the widths of blocks from their number; the spec checks widths themselves."""
     is_array = isinstance(blocks, np.ndarray) and blocks.ndim > 0
     if isinstance(blocks, Sequence) or is_array:
-        return _checked_blocks(blocks, rotary_dim)
+        return blocks
     count = scalars.whole_number("blocks", blocks, 1, limits.HEAD_DIM // 2)
     if rotary_dim % (2 * count):
         raise ArgumentError("blocks", count, f"divide {rotary_dim // 2} pairs evenly")

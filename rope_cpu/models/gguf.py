@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from os import PathLike
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -135,11 +135,8 @@ class Metadata:
         return ArgumentError(cut(f"{self.architecture}.{key}"), value, rule)
 
 
-class Rotation(NamedTuple):
-    """The rotation of layers of one type, and its rope parameters in Hugging Face form."""
-
-    spec: RopeSpec
-    parameters: dict[str, Any]
+# The rotation of layers of one type, and its rope parameters in Hugging Face form.
+Rotation = tuple[RopeSpec, dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,18 +144,17 @@ class GgufModel(Model):
     """A GGUF file: its metadata, and the rotation of each layer type that differs."""
 
     metadata: Metadata
-    rotations: Mapping[str | None, Rotation]
+    specs: Mapping[str | None, RopeSpec]
 
     def _build_spec(self, asked: Layer, interleaved: bool | None, angle_dtype: str) -> RopeSpec:
         scalars.choice("angle_dtype", angle_dtype, ("float64",))
         if asked.index is not None:
             raise ArgumentError("layer", asked.index, "be left out", "give `layer_type`")
-        names = (None, FULL, SLIDING) if None in self.rotations else tuple(self.rotations)
+        names = (None, FULL, SLIDING) if None in self.specs else tuple(self.specs)
         if asked.layer_type not in names:
             rule = f"be one of {', '.join(map(repr, names))}"
             raise ArgumentError("layer_type", asked.layer_type, rule)
-        rotation = self.rotations.get(None) or self.rotations[asked.layer_type]
-        return rotation.spec
+        return self.specs.get(None) or self.specs[asked.layer_type]
 
     def _head_counts(
         self, layer_type: str | None, layer: int | None
@@ -246,10 +242,10 @@ def _config(metadata: Metadata) -> GgufModel:
         source={"general.architecture": name, **own_values},
         model_type=name,
         values=without_nulls({"max_position_embeddings": context}),
-        rope_parameters={label: rotation.parameters for label, rotation in rotations.items()},
+        rope_parameters={label: parameters for label, (_, parameters) in rotations.items()},
         pairing_note=_pairing_note(metadata),
         metadata=metadata,
-        rotations=rotations,
+        specs={label: spec for label, (spec, _) in rotations.items()},
     )
 
 
@@ -268,13 +264,13 @@ def _rotations(metadata: Metadata) -> dict[str | None, Rotation]:
 
     Overrides apply to layers without a window: flags of llama.cpp reach the others in part only.
     """
-    full = _rotation(metadata)
-    windowed_layers = _windowed_layers(metadata, full.spec)
+    full = spec, _ = _rotation(metadata)
+    windowed_layers = _windowed_layers(metadata, spec)
     _refuse_unread(metadata, full)
     if metadata.overrides and windowed_layers is not None:
         return {FULL: full}
     windowed = full if windowed_layers is None else _rotation(windowed_layers)
-    if replace(windowed.spec, rope_type=full.spec.rope_type) == full.spec:
+    if replace(windowed[0], rope_type=spec.rope_type) == spec:
         return {None: full}
     return {FULL: full, SLIDING: windowed}
 
@@ -308,7 +304,7 @@ def _rotation(metadata: Metadata) -> Rotation:
         multiplier *= metadata.yarn_number("attn_factor", 1.0)
     spec = replace(spec, attention_factor=spec.attention_factor * multiplier)
     spec, parameters = _with_factors(metadata, spec, parameters)
-    return Rotation(_paired(metadata, spec), parameters)
+    return _paired(metadata, spec), parameters
 
 
 def _head_dim(metadata: Metadata) -> int:
@@ -379,9 +375,9 @@ def _with_factors(metadata: Metadata, spec: RopeSpec, parameters: dict[str, Any]
         divisors = factors["rope_freqs"]
         inv_freq = np.where(divisors < _STOPPED, spec.inv_freq / divisors, 0.0)
         spec = replace(spec, inv_freq=inv_freq, rope_type="rope_freqs")
-        return Rotation(spec, {**parameters, "rope_freqs": divisors.tolist()})
+        return spec, {**parameters, "rope_freqs": divisors.tolist()}
     if not factors:
-        return Rotation(spec, parameters)
+        return spec, parameters
     # Other scaling, which no known file has beside these factors, becomes a part of them.
     theta = parameters["rope_theta"]
     growth = base_frequencies(theta, spec.rotary_dim) / spec.inv_freq[0, 0, 0]
@@ -395,7 +391,7 @@ def _with_factors(metadata: Metadata, spec: RopeSpec, parameters: dict[str, Any]
     }
     spec = scaled(spec.head_dim, rotary_dim=spec.rotary_dim, scaling=parameters)
     spec.at_length([length + 1])  # refuses factors for long sequences here, not when one comes
-    return Rotation(spec, parameters)
+    return spec, parameters
 
 
 def _factors(metadata: Metadata, name: str, pairs: int) -> Float64:
@@ -441,14 +437,15 @@ def _sections(metadata: Metadata, pairing: str) -> tuple[int, ...]:
 
 def _refuse_unread(metadata: Metadata, full: Rotation) -> None:
     """Raise for an unread key of rotations or override, unless its value changes nothing."""
+    spec, parameters = full
     neutral = {
         **TABLE["neutral"],
-        "rope.freq_base_swa": (full.parameters["rope_theta"],),
-        "rope.dimension_count_swa": (full.spec.rotary_dim,),
-        "attention.key_length_swa": (full.spec.head_dim,),
+        "rope.freq_base_swa": (parameters["rope_theta"],),
+        "rope.dimension_count_swa": (spec.rotary_dim,),
+        "attention.key_length_swa": (spec.head_dim,),
         f"{_YARN}beta_fast": (metadata.facts["yarn"]["beta_fast"],),
         # Converters write a multiplier of 1, or the factor itself, which llama.cpp computes.
-        f"{_YARN}attn_factor": (1, full.spec.attention_factor.item()),
+        f"{_YARN}attn_factor": (1, spec.attention_factor.item()),
     }
     inert = (*TABLE["inert"], *(f"{_YARN}{name}" for name in metadata.facts["yarn"]["reads"]))
     for key, value in {**metadata.values, **metadata.overrides}.items():
