@@ -143,6 +143,8 @@ Rotation = tuple[RopeSpec, dict[str, Any]]
 class GgufModel(Model):
     """A GGUF file: its metadata, and the rotation of each layer type that differs."""
 
+    unknown_attention = "a GGUF file has not all of the attention; use config.json"
+
     metadata: Metadata
     specs: Mapping[str | None, RopeSpec]
 
@@ -174,12 +176,6 @@ class GgufModel(Model):
         values = {name: counts, "layer_types": types, "no_rope_layers": counts}
         count = value_of_layers(name, values, layer_type, layer)
         return None if count is None else _heads(name, count)
-
-    @property
-    def attention(self) -> Layer:
-        """The facts that all layers share."""
-        other = "a GGUF file has not all of the attention; use config.json"
-        return Layer(model_type=self.model_type, other=other)
 
 
 def parse(path: str | PathLike[str], overrides: Config | None = None) -> GgufModel:

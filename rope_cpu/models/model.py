@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
@@ -63,6 +63,9 @@ class Model(ABC):
     >>> config.model_type, config.heads(), config.spec().rotary_dim
     ('llama', (32, 32), 64)
     """
+
+    # Why the attention of a kind of files is not known.
+    unknown_attention: ClassVar[str | None] = None
 
     source: Config
     model_type: str | None
@@ -142,9 +145,7 @@ class Model(ABC):
         if asked.index is None:
             asked = replace(asked, layer_type=asked.layer_type or own_type)
         spec = self._build_spec(asked, None, angle_dtype)
-        layer_type = asked.layer_type
-        if asked.index is not None:
-            layer_type = self.type_of(None, asked.index)
+        layer_type = self.type_of(asked.layer_type, asked.index)
         if own_type not in (None, layer_type):
             rule = f"be that of layers with an indexer, {shown(own_type)}"
             raise ArgumentError("layer_type", layer_type, rule)
@@ -332,10 +333,10 @@ class Model(ABC):
             return heads, 1
         return heads, _first_number(KV_HEADS_KEYS, values, layer_type, layer)
 
-    @property
-    @abstractmethod
+    @cached_property
     def attention(self) -> Layer:
         """The facts that all layers share."""
+        return Layer(model_type=self.model_type, other=self.unknown_attention)
 
     def is_rotated(self, index: int | None) -> bool:
         """Return False for a layer without rotation; one that there is not is refused later."""

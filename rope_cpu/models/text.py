@@ -40,7 +40,7 @@ class TextModel(Model):
 
     beside: Config = field(default_factory=dict)
 
-    @property
+    @cached_property
     def attention(self) -> Layer:
         """The facts that all layers share."""
         types = {self.model_type, self.facts.like}

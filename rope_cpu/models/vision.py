@@ -128,6 +128,8 @@ class Row:
 class MultiAxisModel(Model):
     """The config of a vision tower or of a diffusers transformer: one rotation for all layers."""
 
+    unknown_attention = "images and video attend in ways that their configs do not hold"
+
     row: Row
 
     def _build_spec(self, asked: Layer, interleaved: bool | None, angle_dtype: str) -> RopeSpec:
@@ -140,12 +142,6 @@ class MultiAxisModel(Model):
                 rule = "be left out, as this config has one rotation for all layers"
                 raise ArgumentError(name, value, rule)
         return spec
-
-    @property
-    def attention(self) -> Layer:
-        """The facts that all layers share."""
-        other = "images and video attend in ways that their configs do not hold"
-        return Layer(model_type=self.model_type, other=other)
 
 
 def rows_by_name(rows: Sequence[Config], defaults: Mapping[str, Config]) -> dict[str, Row]:

@@ -46,7 +46,7 @@ class LayerWithGate(Layer):
 
 def with_fact(monkeypatch, name, value):
     """Give each config a fact beside those of its model type."""
-    own = TextModel.attention.fget
+    own = TextModel.attention.func
     changed = property(lambda self: LayerWithGate(**vars(own(self)) | {name: value}))
     monkeypatch.setattr(TextModel, "attention", changed)
 
