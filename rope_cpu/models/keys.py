@@ -79,13 +79,8 @@ def _refuse_two_sections(config: Config) -> None:
 
 def own_section(text: Config) -> tuple[str, Config]:
     """Return the key and the section of a config; `rope_scaling` goes first, as in transformers."""
-    for key in ("rope_scaling", "rope_parameters"):
-        section = text.get(key)
-        if section is not None and not isinstance(section, Mapping):
-            raise ArgumentTypeError(key, section, "be an object")
-        if section:
-            return key, section
-    return "rope_parameters", {}
+    key = next((key for key in SECTIONS if text.get(key)), SECTIONS[-1])
+    return key, text.get(key) or {}
 
 
 def refuse_unread_part(raw: Config, names: Mapping[str, str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
 from rope_cpu.frequencies.rope_types import MISSING
-from rope_cpu.models.keys import SECTIONS, objects
+from rope_cpu.models.keys import objects, own_section
 from rope_cpu.models.model_types import Config
 
 Change = Callable[[Config], Config]
@@ -47,12 +47,8 @@ def _quirk(*model_types: str, keys: tuple[str, ...] = ()) -> Callable[[Change], 
 
 def _with_sections(config: Config, change: Change) -> Config:
     """Return a config with a change made to its section, or to those of its layer types."""
-    changed = {}
-    for key in SECTIONS:
-        section = config.get(key)
-        if isinstance(section, Mapping) and section:
-            changed[key] = _changed_section(section, change)
-    return {**config, **changed}
+    key, section = own_section(config)
+    return {**config, key: _changed_section(section, change)} if section else config
 
 
 def _changed_section(section: Config, change: Change) -> Config:
@@ -63,13 +59,8 @@ def _changed_section(section: Config, change: Change) -> Config:
 
 def has_theta(config: Config) -> bool:
     """Return True if a config or one of its sections has a base."""
-    sections = {key: config[key] for key in SECTIONS if key in config}
+    sections = dict([own_section(config)])
     return "rope_theta" in config or any("rope_theta" in part for _, part in objects(sections))
-
-
-def _section_key(config: Config) -> str:
-    """Return the key of the section of a config, or of one that it may have."""
-    return next((key for key in SECTIONS if config.get(key)), SECTIONS[0])
 
 
 def _renamed_type(section: Config, name: str, meaning: str) -> Config:
@@ -119,8 +110,7 @@ def _row_column_time(config: Config) -> Config:
 
     Source: modeling_ernie4_5_vl_moe in transformers, which takes no scaling.
     """
-    key = _section_key(config)
-    section = config.get(key) or {}
+    key, section = own_section(config)
     rope_type = section.get("rope_type", section.get("type", "default"))
     if rope_type not in ("default", "mrope"):
         raise ArgumentError("rope_type", rope_type, "be default for Ernie-4.5-VL")
@@ -154,8 +144,7 @@ def _compressed_layers(config: Config) -> Config:
     if own is not None and not isinstance(own, Mapping):
         raise ArgumentTypeError("compress_rope_parameters", own, "be an object")
     changed = dict(config)
-    key = _section_key(config)
-    section = config.get(key) or {}
+    key, section = own_section(config)
     is_nested = any(isinstance(part, Mapping) for part in section.values())
     if own:
         section = {**section, "compress": own} if is_nested else own
@@ -189,15 +178,14 @@ def _dynamic_ntk(config: Config) -> Config:
     """Raise the base beyond the context where asked (modeling_qwen.py of Qwen/Qwen-7B)."""
     if config.get("use_dynamic_ntk") is not True:
         return config
-    key = _section_key(config)
-    return {**config, key: {"rope_type": "dynamic_powers", **(config.get(key) or {})}}
+    key, section = own_section(config)
+    return {**config, key: {"rope_type": "dynamic_powers", **section}}
 
 
 @_quirk("chatglm", keys=("rope_ratio",))
 def _theta_ratio(config: Config) -> Config:
     """Multiply the base by `rope_ratio` (modeling_chatglm.py of THUDM/chatglm3-6b)."""
-    key = _section_key(config)
-    section = config.get(key) or {}
+    key, section = own_section(config)
     ratio = scalars.real_number("rope_ratio", config.get("rope_ratio", 1))
     theta = scalars.real_number("rope_theta", section.get("rope_theta", 10000.0))
     return {**config, key: {**section, "rope_theta": ratio * theta}}
