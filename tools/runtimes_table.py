@@ -1,7 +1,7 @@
 """Print the tables of docs/onnx.md: consumers by targets and kinds of files, measured.
 
-Needs the extra `runtimes` and the packages of tests/runtimes/package.json; from the repository's
-root: python tools/runtimes_table.py
+Needs what .ci/nightly installs for tests/runtimes; from the repository's root:
+python tools/runtimes_table.py
 """
 
 import sys
@@ -20,17 +20,18 @@ REASONS = list(dict.fromkeys(row["reason"] for row in EXPECTATIONS))
 def cell(consumer, target, kind):
     """Return the outcome of the files of one cell, the most frequent one first.
 
-    It is the largest error, or a refusal. Numbers of reasons are in brackets; other outcomes than
-    the first name their models.
+    It is the largest error, a refusal, or "wrong" beyond any bound. Numbers of reasons are in
+    brackets; other outcomes than the first name their models.
     """
     groups = {}
     for model in MODELS:
         outcome = measure(consumer, target, kind, model, SEED)
-        reason = "" if outcome.within else expectation(consumer, target, kind, model)["reason"]
-        groups.setdefault((reason, bool(outcome.refusal)), {})[model] = outcome.error
+        expected = {} if outcome.within else expectation(consumer, target, kind, model)
+        word = "refuses" if outcome.refusal else "wrong" if "wrong" in expected else ""
+        groups.setdefault((expected.get("reason", ""), word), {})[model] = outcome.error
     parts = []
-    for (reason, is_refused), errors in sorted(groups.items(), key=lambda item: -len(item[1])):
-        text = "refuses" if is_refused else f"{max(errors.values()):.1e}".replace("e-0", "e-")
+    for (reason, word), errors in sorted(groups.items(), key=lambda item: -len(item[1])):
+        text = word or f"{max(errors.values()):.1e}".replace("e-0", "e-")
         number = f" [{REASONS.index(reason) + 1}]" if reason else ""
         models = f"{', '.join(errors)}: " if parts else ""
         parts.append(f"{models}{text}{number}")

@@ -3,22 +3,37 @@
 import base64
 import json
 import subprocess
+import sys
 import tempfile
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
+import cv2
+import iree.runtime
+import MNN
+import MNN.expr
 import numpy as np
+import nxrt
 import onnx
 import onnx2torch
 import onnxruntime
+import onnxruntime_ggml
 import openvino
+import tinygrad
 import torch
 import tract
+import tvm
+
+# MNN.tools.mnnconvert would install a package by pip and send the machine's number to a log server.
+from _tools import mnnconvert
 from onnx import version_converter
 from onnx.reference import ReferenceEvaluator
 from onnxruntime.quantization import quantize_dynamic
 from onnxscript import optimizer, rewriter
+from tinygrad.nn.onnx import OnnxRunner
+from tvm import relax
+from tvm.relax.frontend.onnx import from_onnx
 
 HERE = Path(__file__).parent
 NODE_PACKAGES = ("onnxruntime-node", "onnxruntime-web")
@@ -100,6 +115,96 @@ def run_tract(model, feeds):
     return by_name(model, [[y.to_numpy() for y in outputs] for outputs in results])
 
 
+def run_opencv(model, feeds):
+    net = cv2.dnn.readNetFromONNX(np.frombuffer(model, np.uint8))
+    results = []
+    for feed in feeds:
+        for name, x in feed.items():
+            net.setInput(x, name)
+        results.append(net.forward(output_names(model)))
+    return by_name(model, results)
+
+
+def run_mnn(model, feeds):
+    graph = onnx.load_from_string(model).graph
+    inputs = [value.name for value in graph.input]
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "model.onnx")
+        source.write_bytes(model)
+        converted = Path(folder, "model.mnn")
+        files = ["--modelFile", str(source), "--MNNModel", str(converted)]
+        mnnconvert(["mnnconvert", "-f", "ONNX", *files, "--bizCode", "tests"])
+        if not converted.exists():
+            raise RuntimeError("MNN does not convert it")
+        module = MNN.nn.load_module_from_file(str(converted), inputs, output_names(model))
+    results = []
+    for feed in feeds:
+        outputs = module.forward([_mnn_value(feed[name]) for name in inputs])
+        results.append([np.array(y.read()).reshape(y.shape) for y in outputs])
+    return by_name(model, results)
+
+
+def _mnn_value(x):
+    """Return an array for MNN, whose integers have 32 bits."""
+    is_float = x.dtype.kind == "f"
+    x = np.ascontiguousarray(x, None if is_float else np.int32)
+    dtype = MNN.expr.float if is_float else MNN.expr.int
+    return MNN.expr.const(x, list(x.shape), MNN.expr.NCHW, dtype)
+
+
+def run_iree(model, feeds):
+    graph = onnx.load_from_string(model).graph
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder, f"model.{suffix}") for suffix in ("onnx", "mlir", "vmfb")]
+        paths[0].write_bytes(model)
+        target = ["--iree-hal-target-backends=llvm-cpu", "--iree-llvmcpu-target-cpu=host"]
+        _succeed(["iree-import-onnx", paths[0], "-o", paths[1]])
+        _succeed(["iree-compile", paths[1], *target, "-o", paths[2]])
+        context = iree.runtime.SystemContext(config=iree.runtime.Config("local-task"))
+        code = paths[2].read_bytes()
+    context.add_vm_module(iree.runtime.VmModule.copy_buffer(context.instance, code))
+    function = context.modules.module[graph.name]
+    results = [function(*(feed[value.name] for value in graph.input)) for feed in feeds]
+    return by_name(model, [[y.to_host() for y in outputs] for outputs in results])
+
+
+def _succeed(command):
+    """Run a program of this environment; raise its errors."""
+    program = Path(sys.executable).with_name(command[0])
+    done = subprocess.run([program, *command[1:]], capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+
+
+def run_tinygrad(model, feeds):
+    """Run each call in a runner of its own, as a runner keeps integers of its first call."""
+    results = []
+    for feed in feeds:
+        inputs = {name: tinygrad.Tensor(x) for name, x in feed.items()}
+        outputs = OnnxRunner(tinygrad.Tensor(model))(inputs)
+        results.append({name: y.numpy() for name, y in outputs.items()})
+    return results
+
+
+def run_ggml(model, feeds):
+    session = onnxruntime_ggml.InferenceSession(model, {"device": "cpu"})
+    return by_name(model, [session.run(None, feed) for feed in feeds])
+
+
+def run_nxrt(model, feeds):
+    session = nxrt.InferenceSession(model)
+    return by_name(model, [session.run(None, feed) for feed in feeds])
+
+
+def run_tvm(model, feeds):
+    graph = onnx.load_from_string(model)
+    executable = tvm.compile(from_onnx(graph), "llvm")
+    main = relax.VirtualMachine(executable, tvm.cpu())["main"]
+    names = [value.name for value in graph.graph.input]
+    results = [main(*(tvm.runtime.tensor(feed[name]) for name in names)) for feed in feeds]
+    return by_name(model, [[y.numpy() for y in outputs] for outputs in results])
+
+
 def run_node(package, model, feeds):
     """Run a package of npm by run.mjs, which reads and writes arrays as JSON."""
     with tempfile.TemporaryDirectory() as folder:
@@ -130,6 +235,13 @@ CONSUMERS = {
     "openvino": run_openvino,
     "tract": run_tract,
     "onnx2torch": run_onnx2torch,
+    "opencv": run_opencv,
+    "mnn": run_mnn,
+    "iree": run_iree,
+    "tinygrad": run_tinygrad,
+    "onnxruntime-ggml": run_ggml,
+    "nxrt": run_nxrt,
+    "tvm": run_tvm,
     "onnx.reference": run_reference,
     "onnx.version_converter": run_converted,
     "onnxscript.optimizer": run_optimized,
@@ -138,11 +250,19 @@ CONSUMERS = {
     "quantize_dynamic": run_quantized,
 }
 
+# Packages of other names than their consumers.
+PACKAGES = {
+    "opencv": "opencv-python-headless",
+    "iree": "iree-base-compiler",
+    "tvm": "apache-tvm",
+    "quantize_dynamic of MatMul": "onnxruntime",
+    "quantize_dynamic": "onnxruntime",
+}
+
 
 def consumer_version(consumer):
     """Return the version of the package that has a consumer."""
     if consumer in NODE_PACKAGES:
         description = HERE / "node_modules" / consumer / "package.json"
         return json.loads(description.read_text())["version"]
-    package = "onnxruntime" if consumer.startswith("quantize") else consumer.split(".")[0]
-    return version(package)
+    return version(PACKAGES.get(consumer, consumer.split(".")[0]))

@@ -7,7 +7,11 @@ import itertools
 
 import pytest
 
-for package in ("openvino", "onnx2torch", "onnxscript", "tract"):
+PACKAGES = (
+    *("openvino", "onnx2torch", "onnxscript", "tract", "cv2", "MNN", "iree.compiler", "tinygrad"),
+    *("onnxruntime_ggml", "nxrt", "tvm"),
+)
+for package in PACKAGES:
     pytest.importorskip(package)
 
 from runtimes.consumers import CONSUMERS  # noqa: E402
