@@ -82,13 +82,18 @@ class _Model:
 
 
 def attention_of(
-    model_types: Set[str | None], values: Config, source: Config = _EMPTY, beside: Config = _EMPTY
+    model_types: Set[str | None],
+    values: Config,
+    source: Config = _EMPTY,
+    beside: Config = _EMPTY,
+    model_type: str | None = None,
 ) -> Layer:
     """Return the facts that the layers of a language model share.
 
     model_types: its model type, and the one it inherits facts from. values: its config under
     standard names. source: the whole file, perhaps of a multimodal model, with a type of its own.
-    beside: the keys of that file which are not those of the language model.
+    beside: the keys of that file which are not those of the language model. model_type: that of
+    the layers.
     """
     # A file with these heads is the language model's own.
     whole = set() if "num_attention_heads" in source else {source.get("model_type")}
@@ -96,6 +101,7 @@ def attention_of(
     tokens = _bidirectional_tokens(model)
     latent_keys = {"qk_rope_head_dim", "kv_lora_rank"}
     layer = Layer(
+        model_type=model_type,
         causal=tokens is not None or _is_causal(model),
         latent=bool(values.get("use_mla", True)) and not latent_keys.isdisjoint(values),
         has_sinks=model.has("sinks"),
@@ -118,7 +124,8 @@ def attention_of(
         own_cache=model.of_type("own_cache"),
         other=_other_class(values, source) or _other(model),
     )
-    return replace(layer, other=layer.other or _unread(model, beside, layer))
+    unread = None if layer.other else _unread(model, beside, layer)
+    return layer if unread is None else replace(layer, other=unread)
 
 
 def _unread(model: _Model, beside: Config, layer: Layer) -> str | None:

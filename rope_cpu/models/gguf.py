@@ -30,9 +30,8 @@ from rope_cpu.frequencies.scaling import DEFAULT_THETA, scaled, without_nulls
 from rope_cpu.frequencies.spec import RopeSpec
 from rope_cpu.models.gguf_header import read_header
 from rope_cpu.models.keys import is_rotation_key
-from rope_cpu.models.layer import FULL, SLIDING, Layer
-from rope_cpu.models.layers import value_of_layers
-from rope_cpu.models.model import Model
+from rope_cpu.models.layer import FULL, SLIDING
+from rope_cpu.models.model import Asked, Model
 from rope_cpu.models.model_types import Config, data
 
 # `architectures`: what the code of llama.cpp decides for each one, beside the metadata.
@@ -148,34 +147,16 @@ class GgufModel(Model):
     metadata: Metadata
     specs: Mapping[str | None, RopeSpec]
 
-    def _build_spec(self, asked: Layer, interleaved: bool | None, angle_dtype: str) -> RopeSpec:
+    def _build_spec(self, asked: Asked, interleaved: bool | None, angle_dtype: str) -> RopeSpec:
+        layer_type, layer = asked
         scalars.choice("angle_dtype", angle_dtype, ("float64",))
-        if asked.index is not None:
-            raise ArgumentError("layer", asked.index, "be left out", "give `layer_type`")
+        if layer is not None:
+            raise ArgumentError("layer", layer, "be left out", "give `layer_type`")
         names = (None, FULL, SLIDING) if None in self.specs else tuple(self.specs)
-        if asked.layer_type not in names:
+        if layer_type not in names:
             rule = f"be one of {', '.join(map(repr, names))}"
-            raise ArgumentError("layer_type", asked.layer_type, rule)
-        return self.specs.get(None) or self.specs[asked.layer_type]
-
-    def _head_counts(
-        self, layer_type: str | None, layer: int | None
-    ) -> tuple[int | None, int | None]:
-        heads = self._count_of_heads("attention.head_count", layer_type, layer)
-        if self.metadata.facts.get("latent"):
-            return heads, 1
-        return heads, self._count_of_heads("attention.head_count_kv", layer_type, layer)
-
-    def _count_of_heads(self, key: str, layer_type: str | None, layer: int | None) -> int | None:
-        """Return a number of heads; a list by layer has 0 for layers without attention."""
-        name = f"{self.model_type}.{key}"
-        counts = self.metadata.get(key)
-        windowed = self.metadata.get("attention.sliding_window_pattern")
-        flags = windowed if isinstance(windowed, list) else ()
-        types = [SLIDING if flag else FULL for flag in flags]
-        values = {name: counts, "layer_types": types, "no_rope_layers": counts}
-        count = value_of_layers(name, values, layer_type, layer)
-        return None if count is None else _heads(name, count)
+            raise ArgumentError("layer_type", layer_type, rule)
+        return self.specs.get(None) or self.specs[layer_type]
 
 
 def parse(path: str | PathLike[str], overrides: Config | None = None) -> GgufModel:
@@ -234,10 +215,18 @@ def _config(metadata: Metadata) -> GgufModel:
     rotations = _rotations(metadata)
     context = metadata.checked("context_length", None, _length)
     own_values = {f"{name}.{key}": value for key, value in metadata.values.items()}
+    heads_key = f"{name}.attention.head_count"
+    heads = {heads_key: own_values.get(heads_key)}
+    heads[f"{heads_key}_kv"] = 1 if facts.get("latent") else own_values.get(f"{heads_key}_kv")
+    windowed = metadata.get("attention.sliding_window_pattern")
+    flags = windowed if isinstance(windowed, list) else ()
+    types = [SLIDING if flag else FULL for flag in flags]
     return GgufModel(
         source={"general.architecture": name, **own_values},
         model_type=name,
-        values=without_nulls({"max_position_embeddings": context}),
+        values=without_nulls({"max_position_embeddings": context, "layer_types": types, **heads}),
+        heads_keys=(heads_key,),
+        kv_heads_keys=(f"{heads_key}_kv",),
         rope_parameters={label: parameters for label, (_, parameters) in rotations.items()},
         pairing_note=_pairing_note(metadata),
         metadata=metadata,

@@ -220,7 +220,8 @@ def value_of_layers(
 ) -> Any:
     """Return the value of a key, or the one entry of a list by layer for a layer or a layer type.
 
-    Raises ValueError if the entries differ; those of layers that are not rotated do not count.
+    Raises ValueError if the entries differ; those of layers that are not rotated, or have none, do
+    not count.
     """
     value = values.get(key)
     if not isinstance(value, list | tuple):
@@ -233,7 +234,7 @@ def value_of_layers(
     distinct = {
         entry
         for entry, kind, flag in zip(entries, types, rotated, strict=False)
-        if layer_type in (None, kind) and flag
+        if layer_type in (None, kind) and flag and entry
     }
     if len(distinct) != 1:
         rule = f"be one number for the layers of `layer_type` {shown(layer_type)}"

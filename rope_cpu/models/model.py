@@ -25,6 +25,9 @@ from rope_cpu.models.model_types import PAIRING_KEY, Config, ModelFacts
 HEADS_KEYS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "dit_heads")
 KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
 
+# A layer type, or the index of a layer, or neither.
+Asked = tuple[str | None, int | None]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Model(ABC):
@@ -55,6 +58,8 @@ class Model(ABC):
         What to know about the positions, likewise.
     axes : sequence of str
         The position axes, keys of axes.json. A text model with three has those of M-RoPE instead.
+    heads_keys, kv_heads_keys : sequence of str
+        The keys of the numbers of query heads and of key/value heads; the first one present counts.
 
     Examples
     --------
@@ -77,6 +82,8 @@ class Model(ABC):
     pairing_note: str | None = None
     position_note: str | None = None
     axes: Sequence[str] = ("token",)
+    heads_keys: Sequence[str] = HEADS_KEYS
+    kv_heads_keys: Sequence[str] = KV_HEADS_KEYS
 
     def spec(
         self,
@@ -120,18 +127,18 @@ class Model(ABC):
             interleaved = scalars.boolean("interleaved", interleaved)
         if layer_type is not None and not isinstance(layer_type, str):
             raise ArgumentTypeError("layer_type", layer_type, "be a string")
-        asked = Layer(layer_type=layer_type, index=layer)
         if part is None:
-            spec = placed(self._build_spec(asked, interleaved, angle_dtype), self.facts.rotates)
+            spec = self._build_spec((layer_type, layer), interleaved, angle_dtype)
+            spec = placed(spec, self.facts.rotates)
         else:
             scalars.choice("part", part, ("indexer",))
-            spec = self._indexer_spec(asked, interleaved, angle_dtype)
+            spec = self._indexer_spec((layer_type, layer), interleaved, angle_dtype)
         if interleaved not in (None, spec.interleaved):
             rule = f"be left out, as `interleaved` of this model is {spec.interleaved}"
             raise ArgumentError("interleaved", interleaved, rule)
         return spec
 
-    def _indexer_spec(self, asked: Layer, interleaved: bool | None, angle_dtype: str) -> RopeSpec:
+    def _indexer_spec(self, asked: Asked, interleaved: bool | None, angle_dtype: str) -> RopeSpec:
         """Return the rotation of the indexers, by which sparse attention chooses its keys.
 
         They have the frequencies of the attention of their layers, in wider heads of their own, of
@@ -142,10 +149,11 @@ class Model(ABC):
             rule = f"be left out, as no indexer of `model_type` {shown(self.model_type)} is known"
             raise ArgumentError("part", "indexer", rule)
         own_type = facts.get("layer_type")
-        if asked.index is None:
-            asked = replace(asked, layer_type=asked.layer_type or own_type)
-        spec = self._build_spec(asked, None, angle_dtype)
-        layer_type = self.type_of(asked.layer_type, asked.index)
+        layer_type, layer = asked
+        if layer is None:
+            layer_type = layer_type or own_type
+        spec = self._build_spec((layer_type, layer), None, angle_dtype)
+        layer_type = self.type_of(layer_type, layer)
         if own_type not in (None, layer_type):
             rule = f"be that of layers with an indexer, {shown(own_type)}"
             raise ArgumentError("layer_type", layer_type, rule)
@@ -163,11 +171,8 @@ class Model(ABC):
         return placed(spec, facts.get("rotates", ""))
 
     @abstractmethod
-    def _build_spec(self, asked: Layer, interleaved: bool | None, angle_dtype: str) -> RopeSpec:
-        """Return the rotation of layers of one type, of one by its index, or of all rotated ones.
-
-        asked: `layer_type` and `index` as the caller of `spec` gives them.
-        """
+    def _build_spec(self, asked: Asked, interleaved: bool | None, angle_dtype: str) -> RopeSpec:
+        """Return the rotation of the layers that were asked for, or of all rotated ones."""
 
     @property
     def unknown_type(self) -> str | None:
@@ -265,12 +270,11 @@ class Model(ABC):
         sections = self.rope_parameters
         remedy = ""
         if None in sections:
-            names = [name for name in self.known_types if name is not None]
-            if layer_type in (None, *names):
+            if layer_type is None or layer_type in self.known_types:
                 return layer_type, sections[None] or {}
-            listed = cut(", ".join(map(repr, sorted(names))))
+            listed = cut(", ".join(sorted(repr(name) for name in self.known_types if name)))
             rule = "be left out, as this config has one rotation for all rotated layers"
-            remedy = f"or give one of {listed}" if names else ""
+            remedy = f"or give one of {listed}" if listed else ""
             raise ArgumentError("layer_type", layer_type, rule, remedy)
         if layer_type is None and len(sections) == 1:
             layer_type = next(iter(sections))
@@ -315,23 +319,18 @@ class Model(ABC):
         (32, 8)
         """
         try:
-            heads, kv_heads = self._head_counts(self.type_of(layer_type, layer), layer)
+            layer_type = self.type_of(layer_type, layer)
+            values = layers.values_of_type(self.values, layer_type)
+            heads = _first_number(self.heads_keys, values, layer_type, layer)
+            kv_heads: int | None = 1
+            if not layers.is_latent(values):
+                kv_heads = _first_number(self.kv_heads_keys, values, layer_type, layer)
         except (TypeError, ValueError) as error:
             raise ValueError(f"the config's {error}") from error
         if heads is None:
             keys = ", ".join(HEADS_KEYS)
             raise ValueError(f"the config lacks the number of heads; add one of {keys}")
         return heads, kv_heads or heads
-
-    def _head_counts(
-        self, layer_type: str | None, layer: int | None
-    ) -> tuple[int | None, int | None]:
-        """Return the same as `heads`; None for a number that the config does not have."""
-        values = layers.values_of_type(self.values, layer_type)
-        heads = _first_number(HEADS_KEYS, values, layer_type, layer)
-        if layers.is_latent(values):
-            return heads, 1
-        return heads, _first_number(KV_HEADS_KEYS, values, layer_type, layer)
 
     @cached_property
     def attention(self) -> Layer:
@@ -360,9 +359,7 @@ class Model(ABC):
         is_rotated = self.is_rotated(index)
         facts = facts if is_rotated else facts.without_rotation()
         facts.refuse_unknown(known)
-        if facts.qk_norm is None:
-            facts = replace(facts, **_WITHOUT_NORMS)
-        elif facts.norm_epsilon is None:
+        if facts.qk_norm is not None and facts.norm_epsilon is None:
             raise ValueError("the config lacks the epsilon of the norms; add rms_norm_eps")
         spec = None
         if is_rotated:
@@ -380,6 +377,7 @@ class Model(ABC):
         section = parameters.get(layer_type) or parameters.get(None) or {}
         return replace(
             facts,
+            **(_WITHOUT_NORMS if facts.qk_norm is None else {}),
             index=index,
             spec=spec,
             num_heads=num_heads,
@@ -414,7 +412,7 @@ _WITHOUT_NORMS: dict[str, Any] = {name: getattr(Layer, name) for name in _NORMS}
 
 
 def _first_number(
-    keys: tuple[str, ...], values: Config, layer_type: str | None, layer: int | None
+    keys: Sequence[str], values: Config, layer_type: str | None, layer: int | None
 ) -> int | None:
     """Return the number of heads under the first of these keys that is present."""
     for key in keys:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +18,7 @@ from rope_cpu.frequencies.spec import RopeSpec, reverse_direction, with_still_pa
 from rope_cpu.models import keys, layers, model_types, quirks
 from rope_cpu.models.attention import FACTS, attention_of
 from rope_cpu.models.layer import Layer
-from rope_cpu.models.model import Model
+from rope_cpu.models.model import Asked, Model
 from rope_cpu.models.model_types import Config, ModelFacts, model_facts
 
 # Keys that may stand beside `mrope_section`, each with the function from the numbers of pairs of
@@ -44,10 +44,9 @@ class TextModel(Model):
     def attention(self) -> Layer:
         """The facts that all layers share."""
         types = {self.model_type, self.facts.like}
-        facts = attention_of(types, self.values, self.source, self.beside)
-        return replace(facts, model_type=self.model_type)
+        return attention_of(types, self.values, self.source, self.beside, self.model_type)
 
-    def _build_spec(self, asked: Layer, interleaved: bool | None, angle_dtype: str) -> RopeSpec:
+    def _build_spec(self, asked: Asked, interleaved: bool | None, angle_dtype: str) -> RopeSpec:
         """Pick the rope parameters of the layers and build their spec."""
         values = self.values
         facts = self.facts
@@ -55,7 +54,7 @@ class TextModel(Model):
         if not self.is_known:
             keys.refuse_unread(values, None, ())
             self._refuse_missing_theta()
-        chosen = self.select(asked.layer_type, asked.index)
+        chosen = self.select(*asked)
         layer_type = chosen.layer_type
         section = dict(chosen.rope_parameters)
         width = layers.head_dim(values, layer_type)
@@ -80,8 +79,8 @@ class TextModel(Model):
         if values.get("rotation_sign") == -1:
             spec = reverse_direction(spec)
         if facts.rotated_heads is not None:
-            heads, _ = self._head_counts(layer_type, None)
-            turning = np.arange(heads or 1) < facts.rotated_heads
+            heads, _ = self.heads(layer_type)
+            turning = np.arange(heads) < facts.rotated_heads
             spec = with_still_pairs(spec, spec.inv_freq * turning[:, None])
         if mrope_section is None:
             return spec

@@ -25,8 +25,7 @@ from rope_cpu.frequencies.scaling import scaled, without_nulls
 from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq, spread_over_axes
 from rope_cpu.models import keys
 from rope_cpu.models.keys import SECTIONS, check_containers, own_section
-from rope_cpu.models.layer import Layer
-from rope_cpu.models.model import Model
+from rope_cpu.models.model import Asked, Model
 from rope_cpu.models.model_types import REFUSED as NO_ROTATION
 from rope_cpu.models.model_types import Config, data, reasons_by_type
 
@@ -132,12 +131,12 @@ class MultiAxisModel(Model):
 
     row: Row
 
-    def _build_spec(self, asked: Layer, interleaved: bool | None, angle_dtype: str) -> RopeSpec:
+    def _build_spec(self, asked: Asked, interleaved: bool | None, angle_dtype: str) -> RopeSpec:
         for key, (known_values, reason) in self.row.only.items():
             if key in self.values and self.values[key] not in known_values:
                 raise ValueError(f"`{key}` is {shown(self.values[key])}: {reason}")
         spec = _FORMS[self.row.form](self.row, self.values, angle_dtype)
-        for name, value in (("layer_type", asked.layer_type), ("layer", asked.index)):
+        for name, value in zip(("layer_type", "layer"), asked, strict=True):
             if value is not None:
                 rule = "be left out, as this config has one rotation for all layers"
                 raise ArgumentError(name, value, rule)
