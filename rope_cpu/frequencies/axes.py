@@ -109,14 +109,24 @@ def mrope_pair_axis(mrope_section: Sequence[int], mrope_interleaved: bool) -> tu
     pairs = sum(section)
     if not boolean("mrope_interleaved", mrope_interleaved):
         return tuple(np.repeat(np.arange(axes), section).tolist())
-    turn = np.arange(pairs) % axes
-    pair_axis = np.where(np.arange(pairs) < axes * np.array(section)[turn], turn, 0)
+    pair_axis = interleaved_pair_axis(section, pairs)
     if tuple(np.bincount(pair_axis, minlength=axes)) != section:
         turns = [len(range(axis, pairs, axes)) for axis in range(1, axes)]
         rule = f"have at most {shown(turns)} pairs for the axes after the first"
         remedy = "interleaved axes take pairs in turn, and the first takes the rest"
         raise ArgumentError("mrope_section", list(section), rule, remedy)
-    return tuple(pair_axis.tolist())
+    return pair_axis
+
+
+def interleaved_pair_axis(mrope_section: Sequence[int], pairs: int) -> tuple[int, ...]:
+    """Return the axis of each of so many pairs, which the axes take in turn.
+
+    An axis takes as many pairs as the section has for it, or as there are; the first has the rest.
+    """
+    axes = len(mrope_section)
+    turn = np.arange(pairs) % axes
+    is_taken = np.arange(pairs) < axes * np.array(mrope_section)[turn]
+    return tuple(np.where(is_taken, turn, 0).tolist())
 
 
 def round_robin_pair_axis(mrope_section: Sequence[int]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""From a config file or a GGUF file to a Model: load it, choose the adapter of its kind."""
+"""From a config file or a GGUF file to a Model: load it, and let the adapter of its kind parse."""
 
 from __future__ import annotations
 
@@ -61,15 +61,9 @@ def read(config: str | PathLike[str] | Mapping[str, Any] | Model) -> Model:
     raw = load(config)
     check_containers(raw)
     try:
-        return _parse(raw)
+        return vision.parse(raw) or text.parse(raw)
     except RecursionError:
         raise ValueError("`config` holds configs inside configs, too deep to follow") from None
-
-
-def _parse(raw: Mapping[str, Any]) -> Model:
-    """Parse the content of a file with the adapter of its kind; a new kind gets a branch here."""
-    parse_other = vision.parse if vision.is_vision(raw) else text.parse
-    return vision.parse_diffusers(raw) or parse_other(raw)
 
 
 def _missing_file(name: str) -> ValueError:

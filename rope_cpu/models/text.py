@@ -22,11 +22,13 @@ from rope_cpu.models.model import Asked, Model
 from rope_cpu.models.model_types import Config, ModelFacts, model_facts
 
 # Keys that may stand beside `mrope_section`, each with the function from the numbers of pairs of
-# the axes to the axis of each pair. A new arrangement of pairs gets a row here, and its key one in
-# `scaling.AXES_KEYS`.
-PAIR_AXES: dict[str, Callable[[Sequence[int]], tuple[int, ...]]] = {
-    "mrope_interleaved_glm": axes.round_robin_pair_axis,
-    "video_rope": axes.time_last_pair_axis,
+# the axes, and of all pairs, to the axis of each pair; "": each axis has one run of pairs. A new
+# arrangement of pairs gets a row here, and its key one in `scaling.AXES_KEYS`.
+PAIR_AXES: dict[str, Callable[[Sequence[int], int], tuple[int, ...]]] = {
+    "": lambda section, pairs: axes.mrope_pair_axis(section, False),
+    "mrope_interleaved_glm": lambda section, pairs: axes.round_robin_pair_axis(section),
+    "video_rope": lambda section, pairs: axes.time_last_pair_axis(section),
+    "mrope_interleaved": axes.interleaved_pair_axis,
 }
 
 
@@ -156,26 +158,24 @@ def language_model(raw: Config) -> tuple[Config, ModelFacts | None, str | None]:
     file around the language model, None without one.
     """
     raw = _with_model_type(raw)
-    facts = model_facts(str(raw.get("model_type")))
-    if facts is None:
-        for key in keys.KEYS["parts"]:
-            if isinstance(raw.get(key), Mapping):
-                keys.check_part(raw, key)
-                return *language_model(raw[key])[:2], raw.get("model_type") or ""
-        keys.refuse_unread_part(raw, {})
-        return raw, None, None
-    if facts.part is None:
+    known_facts = model_facts(str(raw.get("model_type")))
+    facts = known_facts or ModelFacts()
+    if known_facts is not None and facts.part is None:
         keys.refuse_unread_part(raw, facts.names)
         return raw, facts, None
-    part_key, part_type = facts.part
+    own_key, part_type = facts.part or (keys.KEYS["parts"][0], "")
     part_facts = model_facts(part_type) or ModelFacts()
-    for key in (part_key, *keys.KEYS["parts"]):
-        if isinstance(raw.get(key), Mapping):
-            keys.check_part(raw, key, (*facts.ignored, *part_facts.ignored))
-            return language_model(_part(raw, raw[key], part_type))
-    # An older file has the keys of the language model at the top level.
-    keys.refuse_unread_part(raw, part_facts.names)
-    return language_model({**raw, "model_type": part_type})
+    places = (own_key, *keys.KEYS["parts"])
+    part_key = next((key for key in places if isinstance(raw.get(key), Mapping)), None)
+    if part_key is None:
+        keys.refuse_unread_part(raw, part_facts.names)
+        # An older file has the keys of the language model at the top level.
+        of_part = {**raw, "model_type": part_type}
+        return (raw, None, None) if known_facts is None else language_model(of_part)
+    keys.check_part(raw, part_key, (*facts.ignored, *part_facts.ignored))
+    if known_facts is None:
+        return *language_model(raw[part_key])[:2], raw.get("model_type") or ""
+    return language_model(_part(raw, raw[part_key], part_type))
 
 
 def _with_model_type(raw: Config) -> Config:
@@ -252,15 +252,15 @@ def _pop_arrangement(section: dict[str, Any], facts: ModelFacts) -> str:
     "": each axis has one run of pairs.
     """
     by_turns = ("mrope_interleaved", "interleaved")
-    present = [key for key in (*by_turns, *PAIR_AXES) if key in section]
+    present = [key for key in dict.fromkeys((*by_turns, *PAIR_AXES)) if key in section]
     flags = {key: scalars.boolean(key, section.pop(key)) for key in present}
     takes_turns: set[Any] = {flags[key] for key in by_turns if key in flags}
     takes_turns |= {facts.mrope.get("mrope_interleaved")} - {None}
     if len(takes_turns) > 1:
         rule = "agree with `interleaved`, and with the code of the model type"
         raise ArgumentError(by_turns[0], Finding("is contradicted"), rule)
+    flags[by_turns[0]] = True in takes_turns
     chosen = [key for key in PAIR_AXES if flags.get(key)]
-    chosen += [by_turns[0]] if True in takes_turns else []
     if len(chosen) > 1:
         raise ArgumentError(chosen[0], True, f"be false if `{chosen[1]}` is true")
     return chosen[0] if chosen else ""
@@ -269,15 +269,5 @@ def _pop_arrangement(section: dict[str, Any], facts: ModelFacts) -> str:
 def _with_axes(spec: RopeSpec, mrope_section: Any, arrangement: str) -> RopeSpec:
     """Return the M-RoPE of a rotation with one axis, from the section of a config file."""
     axis_pairs = axes.checked_mrope_section("mrope_section", mrope_section)
-    if arrangement in PAIR_AXES:
-        return axes.with_pair_axis(spec, PAIR_AXES[arrangement](axis_pairs), len(axis_pairs))
-    mrope_interleaved = arrangement == "mrope_interleaved"
-    if mrope_interleaved:
-        # Every n-th pair, as far as the section and the head reach; the first axis has the others.
-        count = len(axis_pairs)
-        others = [
-            len(range(axis, min(count * pairs, spec.pairs), count))
-            for axis, pairs in enumerate(axis_pairs)
-        ][1:]
-        axis_pairs = (spec.pairs - sum(others), *others)
-    return axes.to_mrope(spec, axis_pairs, mrope_interleaved)
+    pair_axis = PAIR_AXES[arrangement](axis_pairs, spec.pairs)
+    return axes.with_pair_axis(spec, pair_axis, len(axis_pairs))

@@ -402,44 +402,31 @@ REFUSED = {**NO_ROTATION, **reasons_by_type("encoders.json")}
 REFUSED_CLASSES = reasons_by_type("refused_classes.json")
 
 
-def parse_diffusers(config: Config) -> MultiAxisModel | None:
-    """Parse the config of a diffusers transformer; None for that of other models.
+def parse(config: Config) -> MultiAxisModel | None:
+    """Parse the config of a vision tower, see `tower`, or of a diffusers transformer.
 
-    Raises ValueError for other classes. Missing keys are refused when the spec is built.
-    Source: the classes of the same names in diffusers 0.42.1.
+    None for that of other models. Raises ValueError or TypeError if the model does not rotate
+    pairs, or for a key of a rotation that is not read; missing keys are refused when the spec is
+    built.
+    Source: the classes of the same names in diffusers 0.42.1, and modules in transformers 5.24.
     """
     name = config.get("_class_name") or _unnamed_type(config)
     if name in REFUSED_CLASSES:
         raise ValueError(f"`_class_name` is {shown(name)}: {REFUSED_CLASSES[name]}")
-    if name not in CLASSES and "_diffusers_version" not in config:
-        return None
-    if name not in CLASSES:
+    if name in CLASSES:
+        return _config(config, name, CLASSES[name], without_nulls(config))
+    if "_diffusers_version" in config:
         rule = f"be one of the {len(CLASSES)} classes that docs/configs.md lists"
         remedy = "use RotaryEmbedding.axial or RotaryEmbedding.from_inv_freq for others"
         raise ArgumentError("_class_name", config.get("_class_name"), rule, remedy)
-    return _config(config, name, CLASSES[name], without_nulls(config))
-
-
-def is_vision(config: Config) -> bool:
-    """Return True for the config of a vision tower, or of a model type that is refused like one."""
-    name = model_type(_backbone(config))
-    return name in TOWERS or name in REFUSED
-
-
-def parse(config: Config) -> MultiAxisModel:
-    """Parse the config of a vision tower: `config["vision_config"]` of a model, see `tower`.
-
-    Raises ValueError or TypeError if a key is missing or has a value that is not allowed, or if
-    the model does not rotate pairs.
-    Source: the modules of the same names in transformers 5.24.
-    """
     part = _backbone(config)
     name = model_type(part)
     if name in REFUSED:
         raise ValueError(f"`model_type` is {shown(name)}: {REFUSED[name]}")
+    if name not in TOWERS:
+        return None
     row = TOWERS[name]
-    values = _standard_names(_flat(row, without_nulls(part)))
-    return _config(config, name, row, values)
+    return _config(config, name, row, _standard_names(_flat(row, without_nulls(part))))
 
 
 def tower(config: Config) -> dict[str, Any]:
