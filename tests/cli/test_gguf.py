@@ -54,6 +54,13 @@ def test_show_says_nothing_of_architectures_that_are_not_reordered(run, tmp_path
     assert not any("reorder" in line for line in lines)
 
 
+def test_show_takes_the_layer_types_of_a_pattern_as_from_gguf_does(run, tmp_path):
+    pattern = {"attention.sliding_window_pattern": [True, False]}
+    path = gguf_files.write(tmp_path / "model.gguf", "llama", LLAMA | pattern)
+    code, lines = run("show", path, "--layer-type", "sliding_attention")
+    assert (code, lines[0]) == (0, "llama, sliding_attention")
+
+
 @pytest.mark.parametrize(("sections", "is_named"), [([24, 20, 20, 0], True), ([22, 21, 21], False)])
 def test_show_names_pairs_that_llama_cpp_leaves_unrotated(run, tmp_path, sections, is_named):
     values = {
