@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cache
 from typing import Any
 
@@ -215,9 +215,34 @@ def layers_of(values: Config, sections: Sections) -> tuple[Layer, ...]:
     )
 
 
-def value_of_layers(
-    key: str, values: Config, layer_type: str | None, layer: int | None = None
-) -> Any:
+def head_counts(
+    keys: tuple[Sequence[str], Sequence[str]],
+    values: Config,
+    layer_type: str | None,
+    layer: int | None,
+) -> tuple[int | None, int | None]:
+    """Return the numbers of query heads and of key/value heads, None for one that is not given.
+
+    keys: those of each number, of which the first one present counts.
+    """
+    values = values_of_type(values, layer_type)
+    heads = _head_count(keys[0], values, layer_type, layer)
+    if is_latent(values):
+        return heads, 1
+    return heads, _head_count(keys[1], values, layer_type, layer)
+
+
+def _head_count(
+    keys: Sequence[str], values: Config, layer_type: str | None, layer: int | None
+) -> int | None:
+    key = next((key for key in keys if key in values), None)
+    if key is None:
+        return None
+    number = _value_of_layers(key, values, layer_type, layer)
+    return scalars.whole_number(key, number, 1, limits.HEADS)
+
+
+def _value_of_layers(key: str, values: Config, layer_type: str | None, layer: int | None) -> Any:
     """Return the value of a key, or the one entry of a list by layer for a layer or a layer type.
 
     Raises ValueError if the entries differ; those of layers that are not rotated, or have none, do

@@ -319,17 +319,14 @@ class Model(ABC):
         (32, 8)
         """
         try:
+            keys = (self.heads_keys, self.kv_heads_keys)
             layer_type = self.type_of(layer_type, layer)
-            values = layers.values_of_type(self.values, layer_type)
-            heads = _first_number(self.heads_keys, values, layer_type, layer)
-            kv_heads: int | None = 1
-            if not layers.is_latent(values):
-                kv_heads = _first_number(self.kv_heads_keys, values, layer_type, layer)
+            heads, kv_heads = layers.head_counts(keys, self.values, layer_type, layer)
         except (TypeError, ValueError) as error:
             raise ValueError(f"the config's {error}") from error
         if heads is None:
-            keys = ", ".join(HEADS_KEYS)
-            raise ValueError(f"the config lacks the number of heads; add one of {keys}")
+            listed = ", ".join(HEADS_KEYS)
+            raise ValueError(f"the config lacks the number of heads; add one of {listed}")
         return heads, kv_heads or heads
 
     @cached_property
@@ -409,14 +406,3 @@ class Model(ABC):
 # The facts of norms in a layer without.
 _NORMS = ("v_norm", "norm_weighted", "norm_offset", "norm_epsilon")
 _WITHOUT_NORMS: dict[str, Any] = {name: getattr(Layer, name) for name in _NORMS}
-
-
-def _first_number(
-    keys: Sequence[str], values: Config, layer_type: str | None, layer: int | None
-) -> int | None:
-    """Return the number of heads under the first of these keys that is present."""
-    for key in keys:
-        if key in values:
-            number = layers.value_of_layers(key, values, layer_type, layer)
-            return scalars.whole_number(key, number, 1, limits.HEADS)
-    return None
