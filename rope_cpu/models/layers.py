@@ -44,7 +44,8 @@ def rope_parameters_by_type(
             raise ArgumentTypeError(name, section[name], "be no object")
     parts: dict[str | None, Any]
     if any(isinstance(value, Mapping) for value in section.values()):
-        parts = {label: section[label] for label in section if _is_section(section[label])}
+        # Null: layers of this type are not rotated.
+        parts = {label: part for label, part in section.items() if isinstance(part, Mapping | None)}
     elif facts.has_layer_sections:
         return _old_sections(key, section, text, facts)
     elif section or not facts.rope_parameters:
@@ -55,11 +56,6 @@ def rope_parameters_by_type(
         label: None if part is None else _completed(label, part, text, facts)
         for label, part in parts.items()
     }
-
-
-def _is_section(value: Any) -> bool:
-    """Return True for the rope parameters of a layer type, and for null: it is not rotated."""
-    return value is None or isinstance(value, Mapping)
 
 
 def _default_section(text: Config, facts: ModelFacts) -> RopeParameters:
