@@ -82,14 +82,18 @@ def device_function(
     )(function)
 
 
-def compile_kernel(function: Callable[..., Any], name: str, signature: tuple[Any, ...]) -> Any:
+def compile_kernel(
+    function: Callable[..., Any], name: str, signature: tuple[Any, ...], level: int = 1
+) -> Any:
     """Compile a kernel under a name of its own, or load it from the cache.
+
+    level: of LLVM's optimisation, as for `compile_part`.
 
     Raises RuntimeError if NUMBA_DISABLE_JIT is set, ValueError for a wrong variable about threads.
     """
     threads.read_variables()
     threads.load_tbb()
-    dispatcher = _compile_or_load(_named_copy(function, name), signature, _KERNEL_OPTIONS)
+    dispatcher = _compile_or_load(_named_copy(function, name), signature, _KERNEL_OPTIONS, level)
     threads.check_layer()
     dispatcher.disable_compile()
     return dispatcher
@@ -196,7 +200,7 @@ def _code_in_file(code: CodeType) -> CodeType:
 
 
 def _compile_or_load(
-    kernel: FunctionType, signature: tuple[Any, ...], options: dict[str, Any], level: int = 3
+    kernel: FunctionType, signature: tuple[Any, ...], options: dict[str, Any], level: int
 ) -> Any:
     """Return the compiled dispatcher of a function, from the cache on disk if possible.
 
@@ -242,6 +246,12 @@ def _compile(dispatcher: Any, signature: tuple[Any, ...], level: int) -> None:
             config.OPT = usual
             if collects:
                 gc.enable()
+
+
+# CPython keeps the frames of functions in chunks of 16 KB. Where calls in a loop cross the end of a
+# chunk, each allocates and frees the next one, which made compilation up to a fifth longer. A frame
+# as large as this gets a chunk that has room for those of the whole compiler, too.
+_compile.__code__ = _compile.__code__.replace(co_stacksize=2**15)
 
 
 def _check_compiler() -> None:
