@@ -8,7 +8,7 @@ plain, so that LLVM vectorises them.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from math import factorial
 from typing import Any
 
@@ -17,7 +17,7 @@ from numba import carray, types
 from numba.extending import intrinsic
 
 from rope_cpu.kernels import compile
-from rope_cpu.kernels.vectors import advance, pointer, stored
+from rope_cpu.kernels.vectors import at, pointer, stored
 
 # 1/2π, the revolutions of an angle of one radian, as the sum of three float64 (OEIS A086201).
 RADIAN = (0.15915494309189535, -9.839338337591243e-18, -5.360718141446502e-34)
@@ -47,7 +47,7 @@ def fma(typing: Any, x: Any, y: Any, z: Any) -> Any:
     return signature, lambda context, builder, sig, args: builder.fma(*args)
 
 
-@compile.device_function
+@partial(compile.device_function, inline=True)
 def _add_axis(sums, position, highs, lows, count):
     """Add position · (high + low), less whole revolutions, to sums[0] + sums[1] for some pairs.
 
@@ -67,15 +67,6 @@ def _add_axis(sums, position, highs, lows, count):
 
 
 @compile.device_function
-def _from(x, index):
-    """Return the pointer to an element of a C-contiguous array, by its index in memory.
-
-    LLVM does not vectorise a loop over an array from another index than 0.
-    """
-    return advance(pointer(x), index * x.itemsize)
-
-
-@compile.device_function
 def _polynomial(x, c):
     """Return c[0] + c[1]·x + … + c[7]·x^7."""
     return c[0] + x * (
@@ -83,7 +74,7 @@ def _polynomial(x, c):
     )
 
 
-@compile.device_function
+@partial(compile.device_function, inline=True)
 def _write_cos_sin(sums, factors, row, cos, sin, count):
     """Write cos and sin of the revolutions sums[0] + sums[1], times their factors.
 
@@ -135,11 +126,11 @@ def _cos_sin_part(arguments, part, parts):
                 column = axis if positions.shape[2] > 1 else 0
                 position = positions[position_row, index % tokens, column]
                 high_row = 2 * row * axes + axis
-                highs = _from(frequencies, high_row * heads * pairs + first)
-                lows = _from(frequencies, (high_row + axes) * heads * pairs + first)
+                highs = at(pointer(frequencies), high_row * heads * pairs + first)
+                lows = at(pointer(frequencies), (high_row + axes) * heads * pairs + first)
                 _add_axis(sums, position, highs, lows, count)
             out = index * heads * pairs + first
-            _write_cos_sin(sums, factors, row, _from(cos, out), _from(sin, out), count)
+            _write_cos_sin(sums, factors, row, at(pointer(cos), out), at(pointer(sin), out), count)
 
 
 def _cos_sin(cos_sin_part, positions, frequencies, factors, cos, sin, threads):

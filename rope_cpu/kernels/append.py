@@ -42,17 +42,20 @@ from rope_cpu.kernels.rotate import (
     PART,
     ROTARY_DIM,
     TOKEN,
+    Table,
     View,
     are_disjoint,
     fits,
     from_row,
     make_rotate_tile,
     overlaps_itself,
+    span,
     table_from_row,
     table_view,
     view,
+    view_type,
 )
-from rope_cpu.kernels.vectors import address, advance, byte_pointer, pointer
+from rope_cpu.kernels.vectors import address, advance, at, pointer
 
 _ZERO = np.float32(0)
 
@@ -66,36 +69,36 @@ _VALUES = np.intp(2)
 
 
 class Step(NamedTuple):
-    """The arrays of a step. Those of q, k and v are (batch, tokens, heads, width)."""
+    """What a thread needs for its part of a step, without arrays, whose references would count."""
 
-    numbers: Any  # those of the rotation, as for `rotation_kernel`
-    q: Any
-    k: Any  # of the width of q; k and v may have no heads
+    q: Any  # views; see `append_kernel`
+    k: Any
     v: Any
-    q_out: Any  # may be q itself
-    key: Any  # (pages, page_size, heads, width); may be k if there are no slots
+    q_out: Any
+    key: Any
     value: Any
-    key_scale: Any  # float32 (pages, page_size, heads, 1); empty for other dtypes than int8
+    key_scale: Any
     value_scale: Any
-    # int64 (batch, tokens), page · page_size + place, checked; negative: not kept. Empty: token t
-    # of row n goes to page n, place t.
-    slots: Any
-    cos_sin: Any  # float32 (2, batch or 1, tokens, frequency heads, pairs)
-    # float32 (3, at least width + 1), the RMS norms of q, k and v: a factor for each element and
-    # then eps, which is 0 where there is no norm; (0, 0) if there is none at all.
-    norms: Any
+    table: Any
+    numbers: Any  # pointer
+    count: Any  # of the numbers
+    slots: Any  # pointer
+    slot_strides: Any
+    slot_count: Any
+    norms: Any  # pointer
+    norm_size: Any  # bytes of a norm, 0 if there are none
+    scratch: Any  # pointer to float32
+    room: Any  # of a thread there
 
 
-@compile.device_function
-def _norm_of(norms, which, width, factors):
-    """Return the norm of a row of `norms`: `width` weights and then eps, which is 0 for none.
+@partial(compile.device_function, inline=True)
+def _norm_of(step, which, width, factors):
+    """Return the norm of q, k or v, by its row: `width` weights and then eps, which is 0 for none.
 
     which: `_QUERIES`, `_KEYS` or `_VALUES`.
     """
-    if norms.size == 0:
-        return Norm(False, factors, pointer(norms), _ZERO)
-    eps = norms[which, width]
-    weight = advance(pointer(norms), which * norms.strides[0])
+    weight = advance(step.norms, which * step.norm_size)
+    eps = weight[width] if step.norm_size > 0 else _ZERO
     return Norm(eps > _ZERO, factors, weight, eps)
 
 
@@ -109,7 +112,7 @@ def _make_write_heads(pairing: Callable[[int], Any]) -> Any:
     """
     rotate_tile = make_rotate_tile(pairing)
 
-    @partial(compile.device_function, variant=pairing.__name__, inline=True)
+    @partial(compile.device_function, variant=pairing.__name__)
     def write_heads(x, out, norm, table, numbers, count):
         if norm.is_given:
             write_factors(x, norm)
@@ -162,59 +165,53 @@ write_slot: Any = None
 
 def _append_part(arguments, part, parts):
     """Write one of several equal parts of the tokens."""
-    step, scratch = arguments[0]
-    table = table_view(step.cos_sin)
-    memory = advance(pointer(scratch), part * (scratch.size // parts) * scratch.itemsize)
-    numbers = pointer(step.numbers)
-    all_blocks = step.numbers.size
-    q_norm = _norm_of(step.norms, _QUERIES, step.q.shape[ELEMENT], memory)
-    k_norm = _norm_of(step.norms, _KEYS, step.q.shape[ELEMENT], memory)
-    v_norm = _norm_of(step.norms, _VALUES, step.v.shape[ELEMENT], memory)
+    step = arguments[0]
+    table = step.table
+    numbers = step.numbers
+    memory = at(step.scratch, part * step.room)
+    q_norm = _norm_of(step, _QUERIES, step.q.shape[ELEMENT], memory)
+    k_norm = _norm_of(step, _KEYS, step.q.shape[ELEMENT], memory)
+    v_norm = _norm_of(step, _VALUES, step.v.shape[ELEMENT], memory)
     tokens = step.q.shape[TOKEN]
     count = step.q.shape[BATCH] * tokens
     page_size = step.key.shape[TOKEN]
     for index in range(count * part // parts, count * (part + 1) // parts):
         n = index // tokens
         token = index % tokens
-        row = n if table.shape[BATCH] > 1 else 0
-        rows = table_from_row(table, row, token, 0)
-        q = from_row(view(step.q), n, token, 0)
-        write_heads(q, from_row(view(step.q_out), n, token, 0), q_norm, rows, numbers, all_blocks)
-        slot = step.slots[n, token] if step.slots.size > 0 else index
+        rows = table_from_row(table, n if table.shape[BATCH] > 1 else 0, token, 0)
+        q = from_row(step.q, n, token, 0)
+        write_heads(q, from_row(step.q_out, n, token, 0), q_norm, rows, numbers, step.count)
+        slot = index
+        if step.slot_count > 0:
+            slot = advance(step.slots, n * step.slot_strides[0] + token * step.slot_strides[1])[0]
         if slot >= 0:
             page = slot // page_size
             place = slot % page_size
-            k = from_row(view(step.k), n, token, 0)
-            key = from_row(view(step.key), page, place, 0)
-            key_scale = from_row(view(step.key_scale), page, place, 0)
-            write_slot(k, key, key_scale, k_norm, rows, numbers, all_blocks, memory)
-            v = from_row(view(step.v), n, token, 0)
-            value = from_row(view(step.value), page, place, 0)
-            value_scale = from_row(view(step.value_scale), page, place, 0)
+            k = from_row(step.k, n, token, 0)
+            key = from_row(step.key, page, place, 0)
+            key_scale = from_row(step.key_scale, page, place, 0)
+            write_slot(k, key, key_scale, k_norm, rows, numbers, step.count, memory)
+            v = from_row(step.v, n, token, 0)
+            value = from_row(step.value, page, place, 0)
+            value_scale = from_row(step.value_scale, page, place, 0)
             write_slot(v, value, value_scale, v_norm, rows, numbers, np.intp(0), memory)
 
 
-@compile.device_function
-def _scratch_size(step):
-    """Return the number of float32 that a part needs besides the arrays of the step.
+@partial(compile.device_function, inline=True)
+def _scratch_size(inputs):
+    """Return the number of float32 that a part needs for norms or for int8.
 
     They are a number for each head, first its factor of the norm and then that of int8, and for
     int8 room for the head vectors of a token.
     """
-    if step.norms.size + step.key_scale.size == 0:
-        return np.intp(0)
-    heads = max(step.q.shape[HEAD], step.k.shape[HEAD], step.v.shape[HEAD])
-    width = max(step.q.shape[ELEMENT], step.v.shape[ELEMENT])
+    q, k, v = inputs
+    k_heads = k.shape[HEAD]
+    heads = q.shape[HEAD] if q.shape[HEAD] > k_heads else k_heads
+    width = q.shape[ELEMENT] if q.shape[ELEMENT] > v.shape[ELEMENT] else v.shape[ELEMENT]
     return heads * (1 + width) + _CACHE_LINES
 
 
 # Checks of shapes and aliasing.
-
-
-@compile.device_function
-def _memory_of(x):
-    """Return the view of an array as bytes: one type for all dtypes, so checks compile once."""
-    return View(byte_pointer(pointer(x)), x.shape, x.strides, x.itemsize)
 
 
 @compile.device_function
@@ -237,16 +234,14 @@ def _fits_cache(x, cache, q, in_order):
             return False
         if address(x.pointer) == address(cache.pointer) and x.strides == cache.strides:
             return True
-    return are_disjoint(cache, x)
+    return are_disjoint(span(x), span(cache))
 
 
-@compile.device_function
-def _all_fit(arrays, keys, values, slots, table, head_dim):
-    """Return True if all arrays fit each other, and if none that is written shares memory.
-
-    keys, values: of the cache, and their scales.
-    """
-    q, k, v, q_out = arrays
+@partial(compile.device_function, inline=True)
+def _all_fit(inputs, outputs, slots, table, head_dim):
+    """Return True if all arrays fit each other, and if none that is written shares memory."""
+    q, k, v = inputs
+    q_out, key, value, key_scale, value_scale = outputs
     in_order = slots.size == 0
     if not fits(q, q_out, table, head_dim):
         return False
@@ -254,15 +249,16 @@ def _all_fit(arrays, keys, values, slots, table, head_dim):
         return False
     if k.shape[HEAD] > 0 and (k.shape[ELEMENT] != head_dim or k.shape[HEAD] % table.shape[HEAD]):
         return False
-    for x, other, (kept, scales) in ((k, v, keys), (v, k, values)):
-        if not _fits_cache(x, kept, q, in_order) or not are_disjoint(q_out, x):
+    if not _fits_cache(k, key, q, in_order) or not _fits_cache(v, value, q, in_order):
+        return False
+    read = (span(q), span(k), span(v))
+    written = (span(q_out), span(key), span(value), span(key_scale), span(value_scale))
+    for n in range(5):
+        if n > 0 and not are_disjoint(written[0], written[n]):
             return False
-        for written in (kept, scales):
-            for array in (q, q_out, other):
-                if not are_disjoint(written, array):
-                    return False
-        if not are_disjoint(scales, x):
-            return False
+        for other in range(3):  # an input may be its own output
+            if n != other and not are_disjoint(written[n], read[other]):
+                return False
     return True
 
 
@@ -283,15 +279,18 @@ def _append(
 ):
     """Write q to q_out, and k and v to their slots; see `append_kernel`."""
     table = table_view(cos_sin)
-    arrays = (_memory_of(q), _memory_of(k), _memory_of(v), _memory_of(q_out))
-    keys = (_memory_of(key), _memory_of(key_scale))
-    values = (_memory_of(value), _memory_of(value_scale))
-    if not _all_fit(arrays, keys, values, slots, table, numbers[HEAD_DIM]):
+    inputs = (view(q), view(k), view(v))
+    outputs = (view(q_out), view(key), view(value), view(key_scale), view(value_scale))
+    if not _all_fit(inputs, outputs, slots, table, numbers[HEAD_DIM]):
         return False
-    step = Step(numbers, q, k, v, q_out, key, value, key_scale, value_scale, slots, cos_sin, norms)
     parts = threads if q.size + k.size + v.size >= PARALLEL_FROM else np.intp(1)
-    scratch = np.empty(parts * _scratch_size(step), np.float32)
-    compile.run_parts(numbers[PART], (step, scratch), parts)
+    room = np.intp(0)
+    if norms.size + key_scale.size > 0:
+        room = _scratch_size(inputs)
+    scratch = np.empty(parts * room, np.float32)
+    indices = (pointer(numbers), numbers.size, pointer(slots), slots.strides, slots.size)
+    memory = (pointer(norms), norms.strides[0] * (norms.size > 0), pointer(scratch), room)
+    compile.run_parts(numbers[PART], Step(*inputs, *outputs, table, *indices, *memory), parts)
     return scratch.size >= 0  # Numba frees an array after its last use
 
 
@@ -301,25 +300,30 @@ def cache_type(dtype: str, readonly: bool = False) -> Any:
     return types.Array(element, 4, "A", readonly=readonly, aligned=False)
 
 
-def _step_types(dtype: str, cache_dtype: str) -> Step:
-    """Return Numba's types of the arrays of a step."""
+def _array_types(dtype: str, cache_dtype: str) -> tuple[types.Array, ...]:
+    """Return the types of the arrays that the kernel takes, in the order of its arguments."""
     x = types.Array(ELEMENTS[dtype][0], 4, "A", readonly=True, aligned=False)
+    out = types.Array(ELEMENTS[dtype][0], 4, "A", aligned=False)
     kept = cache_type(cache_dtype)
     scale = types.Array(types.float32, 4, "A", aligned=False)
-    return Step(
-        numbers=NUMBERS,
-        q=x,
-        k=x,
-        v=x,
-        q_out=types.Array(ELEMENTS[dtype][0], 4, "A", aligned=False),
-        key=kept,
-        value=kept,
-        key_scale=scale,
-        value_scale=scale,
-        slots=types.Array(types.int64, 2, "A", readonly=True, aligned=False),
-        cos_sin=types.Array(types.float32, 5, "A", readonly=True),
-        norms=types.Array(types.float32, 2, "C", readonly=True),
-    )
+    slots = types.Array(types.int64, 2, "A", readonly=True, aligned=False)
+    cos_sin = types.Array(types.float32, 5, "A", readonly=True)
+    norms = types.Array(types.float32, 2, "C", readonly=True)
+    return NUMBERS, x, x, x, out, kept, kept, scale, scale, slots, cos_sin, norms
+
+
+def _step_type(dtype: str, cache_dtype: str) -> types.NamedTuple:
+    """Return Numba's type of a step."""
+    x = view_type(View, ELEMENTS[dtype][0])
+    kept = view_type(View, cache_type(cache_dtype).dtype)
+    scale = view_type(View, types.float32)
+    table = view_type(Table, types.float32, types.float32)
+    indices = types.CPointer(types.int64)
+    floats = types.CPointer(types.float32)
+    slots = (indices, types.UniTuple(types.intp, 2), types.intp)
+    memory = (floats, types.intp, floats, types.intp)
+    fields = (x, x, x, x, kept, kept, scale, scale, table, indices, types.intp, *slots, *memory)
+    return types.NamedTuple(fields, Step)
 
 
 @cache
@@ -331,12 +335,10 @@ def append_part(dtype: str, cache_dtype: str, pairing: str) -> Any:
     write_heads = _make_write_heads(PAIRINGS[pairing])
     has_scales = CACHE_FORMATS[cache_dtype].has_scales
     make_write_slot = _SCALED[cache_dtype] if has_scales else _make_write_slot
-    step = types.NamedTuple(_step_types(dtype, cache_dtype), Step)
-    scratch = types.Array(types.float32, 1, "C")
     return compile.compile_part(
         _append_part,
         f"append_part_{dtype}_{cache_dtype}_{pairing}",
-        types.Tuple((step, scratch)),
+        _step_type(dtype, cache_dtype),
         # int8 takes 1.03 of the time at level 1.
         level=3 if has_scales else 1,
         write_heads=write_heads,
@@ -349,11 +351,19 @@ def append_kernel(dtype: str, cache_dtype: str) -> Any:
     """Return the compiled kernel from inputs of one dtype to caches of one dtype.
 
     It returns True, or False with nothing written if the arrays do not pass its checks. Its
-    arguments:
+    arguments, of which a call for one token takes 3.6 µs, 4.1 by keyword, and 4.9 as a tuple:
 
-    - the arrays of a `Step`, in their order: a call for one token takes 3.6 µs with each as an
-      argument, 4.1 by keyword, and 4.9 with all in a tuple;
+    - numbers: those of the rotation, as for `rotation_kernel`;
+    - q, k, v, q_out: (batch, tokens, heads, width); k is of the width of q; k and v may have no
+      heads; q_out may be q itself;
+    - key, value: (pages, page_size, heads, width); key may be k if there are no slots, and value v;
+    - key_scale, value_scale: float32 (pages, page_size, heads, 1); empty for caches without scales;
+    - slots: int64 (batch, tokens), page · page_size + place, checked; negative: not kept. Empty:
+      token t of row n goes to page n, place t;
+    - cos_sin: float32 (2, batch or 1, tokens, frequency heads, pairs);
+    - norms: float32 (3, at least width + 1), the RMS norms of q, k and v: a factor for each element
+      and then eps, which is 0 where there is no norm; (0, 0) if there is none at all;
     - threads: maximum number of threads.
     """
-    signature = (*_step_types(dtype, cache_dtype), types.intp)
+    signature = (*_array_types(dtype, cache_dtype), types.intp)
     return compile.compile_kernel(_append, f"append_{dtype}_{cache_dtype}", signature)

@@ -13,23 +13,27 @@ from math import factorial, log
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import carray, from_dtype, types
+from numba import types
 
 from rope_cpu.kernels import compile
 from rope_cpu.kernels.append import cache_type
-from rope_cpu.kernels.rotate import ELEMENT, TOKEN, row_offset, view
+from rope_cpu.kernels.rotate import ELEMENT, HEAD, TOKEN, View, row_offset, view, view_type
 from rope_cpu.kernels.vectors import (
     ALIGNMENT,
     address,
     advance,
-    byte_pointer,
+    at,
+    cast,
+    four,
     has_feature,
     joined,
+    larger,
     load,
     muladd,
     pointer,
     prefetch,
     sixteen_sums,
+    smaller,
     splat,
     store,
     store_quarters,
@@ -44,11 +48,19 @@ AHEAD = 12  # keys, by which memory is asked for a key before its use
 _PRODUCT_LANES = 16 if has_feature("avx512f") else 8
 _SUM_LANES = 64 if has_feature("avx512f") else 16
 
+# float32 from the scores of a query to those of the next. The last product is repeated up to three
+# times.
+_SCORES = RANGE + 3
+
+# The device functions take pointers, not arrays: slices of arrays would count references, compile
+# for twice as long, and keep LLVM from vectorising loops that start at another index than 0, as
+# negative ones are allowed.
+
 
 class Item(NamedTuple):
     """Some new tokens of one sequence, and the keys that they go over.
 
-    Each field is an integer, or the column of that field in an array of items.
+    Each field is an int64, or the column of that field in an array of items.
     """
 
     sequence: Any
@@ -66,23 +78,28 @@ ITEM = np.dtype([(name, "i8") for name in Item._fields])
 
 
 class Step(NamedTuple):
-    """The arrays of a step, and its softcap."""
+    """The arrays of a step and its numbers. Parts have pointers for arrays, and views of caches."""
 
     q: Any  # float32 (tokens, heads, head_dim)
-    scale: Any  # float32
-    key: Any  # as in the `Step` of `rope_cpu.kernels.append`
+    key: Any  # those of the cache, as for `append_kernel`
     value: Any
     key_scale: Any
     value_scale: Any
     pages: Any  # int64 (sequences, pages)
-    items: Any  # of the dtype `ITEM`
+    items: Any  # int64, of the dtype `ITEM`
     first_states: Any  # int64 (tokens + 1,), the first state of each token; the number of all
     sinks: Any  # float32 (heads,), -inf for none
-    softcap: Any  # float32, 0 for none
     states: Any  # float32 (states, heads, value width + 2)
-    rows: Any  # the number of queries of the largest item, filled up to a multiple of `ROWS`
     scratch: Any  # int64 (threads, `scratch_size`)
     out: Any  # float32 (tokens, heads, value width), the results
+    tokens: Any
+    heads: Any
+    columns: Any  # of the pages
+    count: Any  # of the items
+    room: Any  # of a thread in the scratch memory
+    rows: Any  # the number of queries of the largest item, filled up to a multiple of `ROWS`
+    scale: Any  # float32
+    softcap: Any  # float32, 0 for none
 
 
 class _Vectors(NamedTuple):
@@ -91,7 +108,7 @@ class _Vectors(NamedTuple):
     cached: Any  # view (pages, page_size, heads, width)
     scale: Any  # view (pages, page_size, heads, 1), empty without scales
     offsets: Any  # int64 (RANGE,), in bytes
-    scales: Any  # float32 (RANGE,)
+    scales: Any  # float32 (RANGE,), 1 without scales
 
 
 class _Scratch(NamedTuple):
@@ -101,12 +118,12 @@ class _Scratch(NamedTuple):
     `ROWS` by queries without results.
     """
 
-    q: Any  # (queries, head_dim), times the scale
+    q: Any  # float32 (queries, head_dim), times the scale
     keys: Any
     values: Any
-    scores: Any  # (queries, RANGE + 3)
-    seen: Any  # (queries, 2), where the keys of each query start and stop
-    added: Any  # (queries, value width + 2), the states of a range
+    scores: Any  # float32 (queries, _SCORES)
+    seen: Any  # int64 (queries, 2), where the keys of each query start and stop
+    added: Any  # float32 (queries, value width + 2), the states of a range
 
 
 _LOWEST = np.finfo(np.float32).min
@@ -130,8 +147,8 @@ def _split_exp(x):
     series = np.float32(0)
     for coefficient in _TAYLOR:
         series = series * fraction + coefficient
-    power_bits = (np.float32(shifted).view(np.int32) + 127) << 23
-    return np.int32(power_bits).view(np.float32), series * fraction
+    power_bits = (cast(np.int32, np.float32(shifted)) + 127) << 23
+    return cast(np.float32, np.int32(power_bits)), series * fraction
 
 
 @partial(compile.device_function, fastmath={"contract"})
@@ -147,7 +164,7 @@ def _tanh(x):
     return e / (e + np.float32(2))
 
 
-@partial(compile.device_function, inline=True)
+@compile.device_function
 def _locate(vectors, pages, head, start, stop):
     """Write the offsets and scales of the keys start … stop − 1 of a sequence, or of values."""
     cached = vectors.cached
@@ -156,7 +173,7 @@ def _locate(vectors, pages, head, start, stop):
     while index < stop:
         page = pages[index // page_size]
         place = index % page_size
-        count = min(page_size - place, stop - index)
+        count = smaller(page_size - place, stop - index)
         offset = row_offset(cached, page, place, head)
         scale = advance(vectors.scale.pointer, row_offset(vectors.scale, page, place, head))
         for n in range(count):
@@ -171,7 +188,7 @@ def _locate(vectors, pages, head, start, stop):
 @compile.device_function
 def _vector(vectors, j, stop):
     """Return the pointer to key or value j of a range, or the last one, stop − 1, if it is less."""
-    return advance(vectors.cached.pointer, vectors.offsets[min(j, stop - 1)])
+    return advance(vectors.cached.pointer, vectors.offsets[smaller(j, stop - 1)])
 
 
 @compile.device_function
@@ -214,38 +231,28 @@ _products_of_many = _make_products(_PRODUCT_LANES)
 _products_of_1 = _make_products(1)
 
 
-@compile.device_function
-def _four(start, step):
-    """Return four pointers, `step` bytes apart."""
-    return start, advance(start, step), advance(start, 2 * step), advance(start, 3 * step)
-
-
 @partial(compile.device_function, inline=True)
-def _multiply(q, keys, values, start, stop, scores):
-    """Write the products of queries with the keys start … stop − 1 of a range.
+def _multiply(scratch, rows, start, stop):
+    """Write the products of queries with the keys start … stop − 1 of a range to their scores.
 
-    Meanwhile memory is asked for the values. scores: (queries, at least stop + 3); the last product
-    of a row is repeated up to three times.
+    Meanwhile memory is asked for the values.
     """
-    width = q.shape[1]
+    keys = scratch.keys
+    width = keys.cached.shape[ELEMENT]
     for j in range(start, stop, 4):
         for n in range(j, j + 4):
             _prefetch(keys, n + AHEAD, stop)
-            _prefetch(values, n, stop)
+            _prefetch(scratch.values, n, stop)
         k0 = _vector(keys, j, stop)
         k1 = _vector(keys, j + 1, stop)
         k2 = _vector(keys, j + 2, stop)
         k3 = _vector(keys, j + 3, stop)
-        for row in range(0, len(q), ROWS):
-            queries = _four(pointer(q[row:]), q.strides[0])
-            out = _four(pointer(scores[row:, j:]), scores.strides[0])
+        for row in range(0, rows, ROWS):
+            queries = four(at(scratch.q, row * width), width)
+            out = four(at(scratch.scores, row * _SCORES + j), _SCORES)
             x = _products_of_many(queries, (k0, k1, k2, k3), 0, width & -_PRODUCT_LANES)
             y = _products_of_1(queries, (k0, k1, k2, k3), width & -_PRODUCT_LANES, width)
             store_quarters(out, x + y)
-
-
-# Pointers: a slice of an array would count its references, and LLVM does not vectorise a loop over
-# an array from another index than 0, as Numba allows for negative ones.
 
 
 @partial(compile.device_function, fastmath={"nnan", "nsz"})
@@ -285,33 +292,35 @@ def _common(seen, row):
 
     No query of a group starts or stops after a later one.
     """
-    stop = seen[row & -ROWS, 1]
-    return min(seen[row | (ROWS - 1), 0], stop), stop
+    stop = seen[2 * (row & -ROWS) + 1]
+    return smaller(seen[2 * (row | (ROWS - 1))], stop), stop
 
 
 def _make_add_common(lanes):
     """Return the device function that adds weighted values to elements i … end − 1 of sums.
 
-    They are the values that the queries of each group have in common.
+    They are the values that the queries of each group have in common. weights: the scores.
     """
 
     # A plain loop over elements would be slower: LLVM would keep the sums in memory.
     @partial(compile.device_function, variant=f"{lanes}")
-    def add_common(weights, values, seen, i, end, sums):
+    def add_common(weights, values, seen, rows, i, end, sums):
+        size = values.cached.shape[ELEMENT] + 2
         for element in range(i, end, lanes):
-            for row in range(0, len(seen), ROWS):
+            for row in range(0, rows, ROWS):
                 start, stop = _common(seen, row)
-                out = _four(pointer(sums[row:, element:]), sums.strides[0])
+                w0, w1, w2, w3 = four(at(weights, row * _SCORES), _SCORES)
+                out = four(at(sums, row * size + element), size)
                 s0 = load(out[0], 0, lanes)
                 s1 = load(out[1], 0, lanes)
                 s2 = load(out[2], 0, lanes)
                 s3 = load(out[3], 0, lanes)
                 for j in range(start, stop):
                     x = load(_vector(values, j, stop), element, lanes)
-                    s0 = muladd(splat(weights[row, j], lanes), x, s0)
-                    s1 = muladd(splat(weights[row + 1, j], lanes), x, s1)
-                    s2 = muladd(splat(weights[row + 2, j], lanes), x, s2)
-                    s3 = muladd(splat(weights[row + 3, j], lanes), x, s3)
+                    s0 = muladd(splat(w0[j], lanes), x, s0)
+                    s1 = muladd(splat(w1[j], lanes), x, s1)
+                    s2 = muladd(splat(w2[j], lanes), x, s2)
+                    s3 = muladd(splat(w3[j], lanes), x, s3)
                 store_quarters(out, joined((s0, s1, s2, s3)))
 
     return add_common
@@ -327,46 +336,51 @@ def _add_to_one(weights, values, start, stop, sums):
     """Add the weighted values start … stop − 1 of a range to the sums of one query."""
     for j in range(start, stop):
         x = _vector(values, j, stop)
-        for i in range(sums.size - 2):
-            total = load(pointer(sums), i, 1)
-            store(pointer(sums), i, muladd(splat(weights[j], 1), load(x, i, 1), total), False)
+        for i in range(values.cached.shape[ELEMENT]):
+            total = load(sums, i, 1)
+            store(sums, i, muladd(splat(weights[j], 1), load(x, i, 1), total), False)
 
 
 @partial(compile.device_function, inline=True)
-def _add_values(weights, values, seen, sums):
+def _add_values(weights, values, seen, rows, sums):
     """Write the sums of weighted values of each query, added in their order.
 
     seen: for each query where its values start and stop. A value outside is not multiplied by a
     weight of 0: it may be NaN.
     """
     width = values.cached.shape[ELEMENT]
-    for row in range(len(seen)):
-        sums[row, :width] = 0
-        _add_to_one(weights[row], values, seen[row, 0], _common(seen, row)[0], sums[row])
-    _add_common_many(weights, values, seen, 0, width & -_SUM_LANES, sums)
-    _add_common_16(weights, values, seen, width & -_SUM_LANES, width & -16, sums)
-    _add_common_1(weights, values, seen, width & -16, width, sums)
-    for row in range(len(seen)):
-        start = max(seen[row, 0], _common(seen, row)[1])
-        _add_to_one(weights[row], values, start, seen[row, 1], sums[row])
+    size = width + 2
+    for row in range(rows):
+        for i in range(width):
+            sums[row * size + i] = 0
+        stop = _common(seen, row)[0]
+        own = at(weights, row * _SCORES)
+        _add_to_one(own, values, seen[2 * row], stop, at(sums, row * size))
+    _add_common_many(weights, values, seen, rows, 0, width & -_SUM_LANES, sums)
+    _add_common_16(weights, values, seen, rows, width & -_SUM_LANES, width & -16, sums)
+    _add_common_1(weights, values, seen, rows, width & -16, width, sums)
+    for row in range(rows):
+        start = larger(seen[2 * row], _common(seen, row)[1])
+        own = at(weights, row * _SCORES)
+        _add_to_one(own, values, start, seen[2 * row + 1], at(sums, row * size))
 
 
 @compile.device_function
-def _write_scaled(x, factor, out):
-    """Write as many elements times a factor as `out` has."""
-    for i in range(out.size):
+def _write_scaled(x, factor, out, count):
+    """Write elements times a factor."""
+    for i in range(count):
         out[i] = x[i] * factor
 
 
 @partial(compile.device_function, fastmath={"contract"})
-def _merge(state, other):
+def _merge(state, other, width):
     """Add to a state that of later keys."""
-    largest = max(state[-2], other[-2])
-    kept = _exp(state[-2] - largest)
-    added = _exp(other[-2] - largest)
-    state[-2] = largest
-    state[-1] = kept * state[-1] + added * other[-1]
-    for i in range(state.size - 2):
+    largest = max(state[width], other[width])
+    kept = _exp(state[width] - largest)
+    added = _exp(other[width] - largest)
+    state[width] = largest
+    state[width + 1] = kept * state[width + 1] + added * other[width + 1]
+    for i in range(width):
         state[i] = kept * state[i] + added * other[i]
 
 
@@ -383,24 +397,30 @@ def _attend_range(step, item, head, base, shared, scratch):
     """
     keys = scratch.keys
     values = scratch.values
-    start = max(base, item.position - item.window + 1)
-    stop = min(base + RANGE, item.stop)
-    _locate(keys, step.pages[item.sequence], head, start, stop)
-    _locate(values, step.pages[item.sequence], head, start, stop)
+    seen = scratch.seen
+    start = larger(base, item.position - item.window + 1)
+    stop = smaller(base + RANGE, item.stop)
+    pages = at(step.pages, item.sequence * step.columns)
+    _locate(keys, pages, head, start, stop)
+    _locate(values, pages, head, start, stop)
     rows = item.tokens * shared
-    seen = scratch.seen[: -(-rows // ROWS) * ROWS]
-    _multiply(scratch.q[: len(seen)], keys, values, start - base, stop - base, scratch.scores)
-    for row in range(len(seen)):
-        position = item.position + min(row, rows - 1) // shared
-        seen[row, 0] = max(start, position - item.window + 1) - base
-        seen[row, 1] = max(seen[row, 0], min(stop, position + 1) - base)
+    filled = (rows + ROWS - 1) & -ROWS
+    _multiply(scratch, filled, start - base, stop - base)
+    for row in range(filled):
+        position = item.position + smaller(row, rows - 1) // shared
+        first = larger(start, position - item.window + 1) - base
+        seen[2 * row] = first
+        seen[2 * row + 1] = larger(first, smaller(stop, position + 1) - base)
+    width = values.cached.shape[ELEMENT]
     for row in range(rows):
-        scores = advance(pointer(scratch.scores), row * scratch.scores.strides[0])
-        scales = (pointer(keys.scales), pointer(values.scales))
-        largest, total = _weigh(scores, *scales, seen[row, 0], seen[row, 1], step.softcap)
-        scratch.added[row, -2] = largest
-        scratch.added[row, -1] = total
-    _add_values(scratch.scores, values, seen, scratch.added)
+        scores = at(scratch.scores, row * _SCORES)
+        largest, total = _weigh(
+            scores, keys.scales, values.scales, seen[2 * row], seen[2 * row + 1], step.softcap
+        )
+        state = at(scratch.added, row * (width + 2))
+        state[width] = largest
+        state[width + 1] = total
+    _add_values(scratch.scores, values, seen, filled, scratch.added)
 
 
 def scratch_size(rows: int, head_dim: int, value_dim: int) -> int:
@@ -410,74 +430,92 @@ def scratch_size(rows: int, head_dim: int, value_dim: int) -> int:
     return integers + -(-floats // 2)
 
 
-@compile.device_function
+@partial(compile.device_function, inline=True)
 def _scratch_of(step, part):
     """Return the scratch memory of a part, which the caller of the kernel allocated.
 
     Queries that do not start on a cache line made the products up to 4 % slower.
     """
-    memory = advance(byte_pointer(pointer(step.scratch)), part * step.scratch.strides[0])
-    memory = advance(memory, -address(memory) % ALIGNMENT)
-    q = carray(memory, (step.rows, step.q.shape[2]), np.float32)
-    memory = advance(memory, q.nbytes)
-    scores = carray(memory, (step.rows, RANGE + 3), np.float32)
-    memory = advance(memory, scores.nbytes)
-    added = carray(memory, (step.rows, step.states.shape[2]), np.float32)
-    memory = advance(memory, added.nbytes)
-    scales = carray(memory, (2, RANGE), np.float32)
-    memory = advance(memory, scales.nbytes)
-    offsets = carray(memory, (2, RANGE), np.int64)
-    memory = advance(memory, offsets.nbytes)
-    seen = carray(memory, (step.rows, 2), np.int64)
-    scales[:] = 1
-    q[:] = 0
-    keys = _Vectors(view(step.key), view(step.key_scale), offsets[0], scales[0])
-    values = _Vectors(view(step.value), view(step.value_scale), offsets[1], scales[1])
+    head_dim = step.key.shape[ELEMENT]
+    value_dim = step.value.shape[ELEMENT]
+    start = at(step.scratch, part * step.room)
+    q = cast(np.float32, advance(start, -address(start) % ALIGNMENT))
+    scores = at(q, step.rows * head_dim)
+    added = at(scores, step.rows * _SCORES)
+    key_scales = at(added, step.rows * (value_dim + 2))
+    value_scales = at(key_scales, RANGE)
+    key_offsets = cast(np.int64, at(value_scales, RANGE))
+    value_offsets = at(key_offsets, RANGE)
+    seen = at(value_offsets, RANGE)
+    for i in range(2 * RANGE):
+        key_scales[i] = 1
+    for i in range(step.rows * head_dim):
+        q[i] = 0
+    keys = _Vectors(step.key, step.key_scale, key_offsets, key_scales)
+    values = _Vectors(step.value, step.value_scale, value_offsets, value_scales)
     return _Scratch(q, keys, values, scores, seen, added)
+
+
+@partial(compile.device_function, inline=True)
+def _item(items, index):
+    """Return one of the items."""
+    start = at(items, 9 * index)
+    return Item(
+        start[0], start[1], start[2], start[3], start[4], start[5], start[6], start[7], start[8]
+    )
 
 
 def _attend_part(arguments, part, parts):
     """Write the states of one of several parts of the items and key heads."""
-    step = Step(*arguments[0])
-    kv_heads = step.key.shape[2]
-    shared = step.q.shape[1] // kv_heads
+    step = arguments[0]
+    kv_heads = step.key.shape[HEAD]
+    head_dim = step.key.shape[ELEMENT]
+    width = step.value.shape[ELEMENT]
+    shared = step.heads // kv_heads
     scratch = _scratch_of(step, part)
     # Where heads are neighbours in memory, the processor loads some of the next one ahead. So a
     # thread takes all heads of an item, unless there are too few items to keep all threads busy.
-    heads = kv_heads if len(step.items) >= 8 * parts else 1
-    groups = (len(step.items) * kv_heads // heads - part + parts - 1) // parts
+    heads = kv_heads if step.count >= 8 * parts else 1
+    groups = (step.count * kv_heads // heads - part + parts - 1) // parts
     for turn in range(groups * heads):
         index = (part + turn // heads * parts) * heads + turn % heads
-        item = step.items[index // kv_heads]
+        item = _item(step.items, index // kv_heads)
         head = index % kv_heads
-        for token, n in np.ndindex(item.tokens, shared):
-            query = step.q[item.token + token, head * shared + n]
-            _write_scaled(query, step.scale, scratch.q[token * shared + n])
+        for row in range(item.tokens * shared):
+            query = (item.token + row // shared) * step.heads + head * shared + row % shared
+            x = at(step.q, query * head_dim)
+            _write_scaled(x, step.scale, at(scratch.q, row * head_dim), head_dim)
         for base in range(item.start, item.stop, RANGE):
             _attend_range(step, item, head, base, shared, scratch)
-            for token, n in np.ndindex(item.tokens, shared):
-                state = step.states[item.state + token * item.step, head * shared + n]
-                added = scratch.added[token * shared + n]
+            for row in range(item.tokens * shared):
+                first = item.state + row // shared * item.step
+                state_index = first * step.heads + head * shared + row % shared
+                state = at(step.states, state_index * (width + 2))
+                added = at(scratch.added, row * (width + 2))
                 if base == item.start:
-                    _write_scaled(added, np.float32(1), state)
+                    _write_scaled(added, np.float32(1), state, width + 2)
                 else:
-                    _merge(state, added)
+                    _merge(state, added, width)
 
 
 def _finish_part(arguments, part, parts):
     """Write the results of some tokens."""
-    step = Step(*arguments[0])
-    for turn in range((len(step.out) - part + parts - 1) // parts):
+    step = arguments[0]
+    width = step.value.shape[ELEMENT]
+    size = step.heads * (width + 2)  # of the states of a token
+    for turn in range((step.tokens - part + parts - 1) // parts):
         token = part + turn * parts
         first = step.first_states[token]
-        for head, sink in enumerate(step.sinks):
-            state = step.states[first, head]
-            for other in range(first + 1, step.first_states[token + 1]):
-                _merge(state, step.states[other, head])
-            largest = max(state[-2], sink)
-            kept = _exp(state[-2] - largest)
-            total = kept * state[-1] + _exp(sink - largest)
-            _write_scaled(state, kept / total, step.out[token, head])
+        for head in range(step.heads):
+            state = at(step.states, first * size + head * (width + 2))
+            for other in range(1, step.first_states[token + 1] - first):
+                _merge(state, at(state, other * size), width)
+            sink = step.sinks[head]
+            largest = max(state[width], sink)
+            kept = _exp(state[width] - largest)
+            total = kept * state[width + 1] + _exp(sink - largest)
+            out = at(step.out, (token * step.heads + head) * width)
+            _write_scaled(state, kept / total, out, width)
 
 
 PARTS = {"attend": _attend_part, "finish": _finish_part}
@@ -485,8 +523,14 @@ PARTS = {"attend": _attend_part, "finish": _finish_part}
 
 def _attend(attend, finish, arguments, parts):
     """Write the results; see `attention_kernel`."""
+    step = Step(*arguments)
+    views = (view(step.key), view(step.value), view(step.key_scale), view(step.value_scale))
+    indices = (pointer(step.pages), pointer(step.items), pointer(step.first_states))
+    memory = (pointer(step.sinks), pointer(step.states), pointer(step.scratch), pointer(step.out))
     for function in (attend, finish):
-        compile.run_parts(function, arguments, parts)
+        compile.run_parts(
+            function, (pointer(step.q), *views, *indices, *memory, *arguments[12:]), parts
+        )
 
 
 def _step_types(dtype: str) -> Step:
@@ -495,27 +539,39 @@ def _step_types(dtype: str) -> Step:
     scale = types.Array(types.float32, 4, "A", readonly=True, aligned=False)
     return Step(
         q=types.Array(types.float32, 3, "C", readonly=True, aligned=False),
-        scale=types.float32,
         key=cached,
         value=cached,
         key_scale=scale,
         value_scale=scale,
         pages=types.Array(types.int64, 2, "C", readonly=True),
-        items=types.Array(from_dtype(ITEM), 1, "C", readonly=True, aligned=False),
+        items=types.Array(types.int64, 1, "C", readonly=True, aligned=False),
         first_states=types.int64[::1],
         sinks=types.float32[::1],
-        softcap=types.float32,
         states=types.float32[:, :, ::1],
-        rows=types.intp,
         scratch=types.int64[:, ::1],
         out=types.float32[:, :, ::1],
+        tokens=types.intp,
+        heads=types.intp,
+        columns=types.intp,
+        count=types.intp,
+        room=types.intp,
+        rows=types.intp,
+        scale=types.float32,
+        softcap=types.float32,
     )
+
+
+def _type_in_parts(kind: types.Type) -> types.Type:
+    """Return the type in parts of an array or number of a step."""
+    if not isinstance(kind, types.Array):
+        return kind
+    return view_type(View, kind.dtype) if kind.ndim == 4 else types.CPointer(kind.dtype)
 
 
 @cache
 def attention_part(dtype: str, name: str) -> Any:
     """Return a compiled part of the kernel for caches of a dtype; name: a key of `PARTS`."""
-    step = types.Tuple(_step_types(dtype))
+    step = types.NamedTuple(map(_type_in_parts, _step_types(dtype)), Step)
     level = 3 if dtype == "int8" else 1  # int8 takes 1.02 of the time at level 1
     return compile.compile_part(PARTS[name], f"attention_{name}_{dtype}", step, level)
 

@@ -58,7 +58,7 @@ class Norm(NamedTuple):
     eps: Any
 
 
-@compile.device_function
+@partial(compile.device_function, inline=True)
 def from_head(norm, head):
     """Return the norm of the heads from `head` on."""
     factors = advance(norm.factors, head * _FLOAT32_BYTES)
@@ -84,7 +84,7 @@ def _sum_of_squares(x, width):
     return total
 
 
-@compile.device_function
+@partial(compile.device_function, inline=True)
 def write_factors(x, norm):
     """Write the factors of the head vectors of a token."""
     for head in range(x.shape[HEAD]):
@@ -111,7 +111,7 @@ def _make_over_elements(operation: Callable[[int], Any]) -> Any:
     by_8 = operation(8)
     by_1 = operation(1)
 
-    @partial(compile.device_function, variant=operation.__name__)
+    @partial(compile.device_function, variant=operation.__name__, inline=True)
     def over_elements(x, out, operand, first):
         stop_64 = first + ((x.shape[ELEMENT] - first) & -64)
         stop_8 = first + ((x.shape[ELEMENT] - first) & -8)

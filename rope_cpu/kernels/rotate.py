@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from rope_cpu.kernels import compile
 from rope_cpu.kernels.vectors import (
@@ -73,6 +75,18 @@ class View(NamedTuple):
     shape: Any  # (batch, tokens, heads, head_dim)
     strides: Any
     itemsize: Any
+
+
+class Span(NamedTuple):
+    """The memory of an array, in bytes."""
+
+    start: Any  # address
+    stop: Any
+    batch: Any  # strides
+    token: Any
+    head: Any
+    heads: Any  # size of the heads of a token
+    row: Any  # size of a head vector
 
 
 class Table(NamedTuple):
@@ -195,13 +209,27 @@ PAIRINGS: dict[str, Callable[[int], Any]] = {"half": half_split, "interleaved": 
 # From arrays to views.
 
 
-@compile.device_function
-def view(x):
+@intrinsic
+def view(typing: Any, x: Any) -> Any:
     """Return the view of an array of four axes."""
-    return View(pointer(x), x.shape, x.strides, x.itemsize)
+    result = view_type(View, x.dtype)
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        array = context.make_array(x)(context, builder, args[0])
+        fields = (array.data, array.shape, array.strides, array.itemsize)
+        return context.make_tuple(builder, result, fields)
+
+    return result(x), emit
 
 
-@compile.device_function
+def view_type(kind: Any, *elements: types.Type) -> types.NamedTuple:
+    """Return Numba's type of a `View` or `Table`, with pointers to elements of these types."""
+    pointers = [types.CPointer(element) for element in elements]
+    four = types.UniTuple(types.intp, 4)
+    return types.NamedTuple((*pointers, four, four, types.intp), kind)
+
+
+@partial(compile.device_function, inline=True)
 def table_view(cos_sin):
     """Return the view of an array whose first axis holds cos and sin."""
     cos = pointer(cos_sin)
@@ -213,46 +241,47 @@ def table_view(cos_sin):
 
 
 @compile.device_function
-def _extent(x):
-    """Return the address of the first byte of an array, and that of the first byte after it."""
+def span(x):
+    """Return the memory of a view, of no bytes if it has no heads."""
+    row = x.shape[ELEMENT] * x.itemsize
+    first = address(x.pointer)
     batch_reach = (x.shape[BATCH] - 1) * x.strides[BATCH]
     token_reach = (x.shape[TOKEN] - 1) * x.strides[TOKEN]
     head_reach = (x.shape[HEAD] - 1) * x.strides[HEAD]
-    first = address(x.pointer)
-    start = first + min(batch_reach, 0) + min(token_reach, 0) + min(head_reach, 0)
-    stop = first + max(batch_reach, 0) + max(token_reach, 0) + max(head_reach, 0)
-    return start, stop + x.shape[ELEMENT] * x.itemsize
+    start = first
+    stop = first + row
+    for reach in (batch_reach, token_reach, head_reach):
+        if reach < 0:
+            start += reach
+        else:
+            stop += reach
+    if x.shape[HEAD] == 0:
+        start = stop = np.intp(0)
+    return Span(
+        start, stop, x.strides[BATCH], x.strides[TOKEN], x.strides[HEAD], head_reach + row, row
+    )
 
 
 @compile.device_function
 def are_disjoint(x, y):
-    """Return True if two arrays certainly share no element.
+    """Return True if two arrays certainly share no element, by their spans.
 
     Either one array ends before the other begins, or both are views of one buffer, such as q and k
     in packed QKV. Then the heads of a token of x and those of y must not overlap, either as two
     ranges or, where they alternate, one by one.
     """
-    if x.shape[HEAD] == 0 or y.shape[HEAD] == 0:
+    if x.stop <= y.start or y.stop <= x.start:
         return True
-    x_start, x_stop = _extent(x)
-    y_start, y_stop = _extent(y)
-    if x_stop <= y_start or y_stop <= x_start:
+    if x.batch != y.batch or x.token != y.token or x.head < 0 or y.head < 0:
+        return False
+    distance = y.start - x.start
+    period = _common_divisor(x.batch, x.token)
+    if _are_periodically_disjoint(distance, period, x.heads, y.heads):
         return True
-    if x.strides[BATCH] != y.strides[BATCH] or x.strides[TOKEN] != y.strides[TOKEN]:
+    if x.head != y.head:
         return False
-    if x.strides[HEAD] < 0 or y.strides[HEAD] < 0:
-        return False
-    distance = y_start - x_start
-    row = x.shape[ELEMENT] * x.itemsize
-    x_token = (x.shape[HEAD] - 1) * x.strides[HEAD] + row
-    y_token = (y.shape[HEAD] - 1) * y.strides[HEAD] + row
-    period = _common_divisor(x.strides[BATCH], x.strides[TOKEN])
-    if _are_periodically_disjoint(distance, period, x_token, y_token):
-        return True
-    if x.strides[HEAD] != y.strides[HEAD]:
-        return False
-    period = _common_divisor(period, x.strides[HEAD])
-    return _are_periodically_disjoint(distance, period, row, row)
+    period = _common_divisor(period, x.head)
+    return _are_periodically_disjoint(distance, period, x.row, y.row)
 
 
 @compile.device_function
@@ -295,7 +324,7 @@ def overlaps_itself(x):
     )
 
 
-@compile.device_function
+@partial(compile.device_function, inline=True)
 def _is_nested(stride, count, other_stride, other_count):
     """Return True if all steps along one of two axes fit into one step along the other."""
     return stride * count <= other_stride or other_stride * other_count <= stride
@@ -324,7 +353,7 @@ def fits(x, out, table, head_dim):
         return False
     if address(x.pointer) == address(out.pointer) and x.strides == out.strides:
         return True
-    return are_disjoint(x, out)
+    return are_disjoint(span(x), span(out))
 
 
 @partial(compile.device_function, inline=True)
@@ -340,10 +369,13 @@ def _all_fit(step):
             return False
     if step.arrays == 1:
         return True
-    for x, y in ((q_out, k_out), (q_out, k), (q, k_out)):  # noqa: SIM110 - as in `append.py`
-        if not are_disjoint(x, y):
-            return False
-    return True
+    q_span = span(q_out)
+    k_span = span(k_out)
+    return (
+        are_disjoint(q_span, k_span)
+        and are_disjoint(q_span, span(k))
+        and are_disjoint(span(q), k_span)
+    )
 
 
 # The rotation of an array.
@@ -355,7 +387,7 @@ def _elements(x):
     return x.shape[BATCH] * x.shape[TOKEN] * x.shape[HEAD] * x.shape[ELEMENT]
 
 
-@compile.device_function
+@partial(compile.device_function, inline=True)
 def _bypasses_caches(x, out, pairs, cache_bytes):
     """Return True if results should be stored past the caches.
 
@@ -368,7 +400,7 @@ def _bypasses_caches(x, out, pairs, cache_bytes):
     return (address(out.pointer) | strides | pairs * x.itemsize) & (ALIGNMENT - 1) == 0
 
 
-@compile.device_function
+@partial(compile.device_function, inline=True)
 def _tile_shape(x, frequency_heads, parts):
     """Return how many tokens and heads a tile has.
 
@@ -387,10 +419,17 @@ def _tile_shape(x, frequency_heads, parts):
     return tokens, 1
 
 
-@compile.device_function
-def row_offset(x, batch, token, head):
+@intrinsic
+def row_offset(typing: Any, x: Any, batch: Any, token: Any, head: Any) -> Any:
     """Return the offset in bytes of a head vector of an array, or of a row of a table."""
-    return batch * x.strides[BATCH] + token * x.strides[TOKEN] + head * x.strides[HEAD]
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        strides = builder.extract_value(args[0], x.fields.index("strides"))
+        steps = cgutils.unpack_tuple(builder, strides)
+        offsets = [builder.mul(*pair) for pair in zip(args[1:], steps[:ELEMENT], strict=True)]
+        return builder.add(builder.add(offsets[BATCH], offsets[TOKEN]), offsets[HEAD])
+
+    return types.intp(x, types.intp, types.intp, types.intp), emit
 
 
 @compile.device_function
@@ -488,19 +527,12 @@ def _rotate(numbers, q, k, q_out, k_out, cos_sin, arrays, threads):
     return True
 
 
-def _view_type(kind: Any, *elements: types.Type) -> types.NamedTuple:
-    """Return Numba's type of a `View` or `Table`, with pointers to elements of these types."""
-    pointers = [types.CPointer(element) for element in elements]
-    four = types.UniTuple(types.intp, 4)
-    return types.NamedTuple((*pointers, four, four, types.intp), kind)
-
-
 @cache
 def rotation_part(dtype: str, pairing: str) -> Any:
     """Return the compiled part of the kernel, for keys of `ELEMENTS` and of `PAIRINGS`."""
     element, table_element = ELEMENTS[dtype]
-    x = _view_type(View, element)
-    table = _view_type(Table, table_element, table_element)
+    x = view_type(View, element)
+    table = view_type(Table, table_element, table_element)
     numbers = types.CPointer(types.int64)
     step = types.NamedTuple((x, x, x, x, table, numbers, types.intp, types.intp), Step)
     return compile.compile_part(
@@ -531,4 +563,5 @@ def rotation_kernel(dtype: str) -> Any:
     out = types.Array(element, 4, "A", aligned=False)
     cos_sin = types.Array(table_element, 5, "A", readonly=True)
     signature = (NUMBERS, x, x, out, out, cos_sin, types.intp, types.intp)
-    return compile.compile_kernel(_rotate, f"rotate_{dtype}", signature)
+    # A call for one token takes 1.03 of the time at level 1.
+    return compile.compile_kernel(_rotate, f"rotate_{dtype}", signature, level=3)

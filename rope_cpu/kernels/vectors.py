@@ -184,6 +184,26 @@ def largest_lane(typing: Any, v: Any) -> Any:
     return v.real(v), emit
 
 
+# Numba's `min` and `max` are functions that compile for 30 ms.
+
+
+def _make_choice(comparison: str) -> Any:
+    """Return the device function of two integers x and y that returns x if x `comparison` y."""
+
+    @intrinsic
+    def choose(typing: Any, x: Any, y: Any) -> Any:
+        def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            return builder.select(builder.icmp_signed(comparison, *args), *args)
+
+        return types.intp(types.intp, types.intp), emit
+
+    return choose
+
+
+smaller = _make_choice("<")
+larger = _make_choice(">")
+
+
 # Memory. Nothing is checked.
 
 
@@ -208,13 +228,38 @@ def advance(typing: Any, start: Any, offset: Any) -> Any:
 
 
 @intrinsic
-def byte_pointer(typing: Any, start: Any) -> Any:
-    """Return a pointer as one to bytes."""
+def at(typing: Any, start: Any, index: Any) -> Any:
+    """Return the pointer `index` elements after `start`."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], _I8.as_pointer())
+        return builder.gep(args[0], [args[1]])
 
-    return types.voidptr(start), emit
+    return start(start, types.intp), emit
+
+
+@intrinsic
+def four(typing: Any, start: Any, step: Any) -> Any:
+    """Return four pointers, `step` elements apart, as a tuple."""
+    result = types.UniTuple(start, 4)
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        offsets = [builder.mul(args[1], args[1].type(n)) for n in range(4)]
+        places = [builder.gep(args[0], [offset]) for offset in offsets]
+        return context.make_tuple(builder, result, places)
+
+    return result(start, types.intp), emit
+
+
+@intrinsic
+def cast(typing: Any, kind: Any, value: Any) -> Any:
+    """Return a pointer as one to elements of another type, or a number with the bits of another."""
+    is_pointer = isinstance(value, types.CPointer)
+    result = types.CPointer(kind.dtype) if is_pointer else kind.dtype
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.bitcast(args[1], context.get_value_type(result))
+
+    return result(kind, value), emit
 
 
 @intrinsic

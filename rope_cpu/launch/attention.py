@@ -199,14 +199,17 @@ def _divided(batch: Batch, window: int, tile: int) -> _Work:
     for name, column in columns._asdict().items():
         tiles[name] = column
     owner, index = _members(ranges)
-    items = tiles[owner]
-    items["start"] += index * RANGE
-    items["state"] += index
-    is_split = items["step"] > 1
-    items["stop"][is_split] = np.minimum(items["start"] + RANGE, items["stop"])[is_split]
+    parts = tiles[owner]
+    parts["start"] += index * RANGE
+    parts["state"] += index
+    is_split = parts["step"] > 1
+    parts["stop"][is_split] = np.minimum(parts["start"] + RANGE, parts["stop"])[is_split]
+    items = parts.view(np.int64)
     scores = int(np.minimum(arrays.cache_position + 1, window).sum())
     largest = int(tokens.max(initial=0))
-    return _Work(items, first_states, int(first_states[-1]), pages_needed, scores, largest)
+    return _Work(
+        items.view(np.int64), first_states, int(first_states[-1]), pages_needed, scores, largest
+    )
 
 
 def _members(counts: Int64) -> tuple[Int64, Int64]:
@@ -323,10 +326,11 @@ def _launch(
     # The kernel is loaded before `threads.serial` is read, as in `CosSin._compute`.
     kernel, attend, finish = _kernel_and_parts(name)
     usable = 1 if threads.serial else threads.limit
-    _, heads, width = q.shape
+    tokens, heads, width = q.shape
     if work.scores * heads * width < _PARALLEL_FROM:
         usable = 1
     rows = -(-work.tokens * (heads // cache.kv_heads) // ROWS) * ROWS
+    room = scratch_size(rows, width, cache.value_dim)
     step = Step(
         q=q,
         key=key,
@@ -337,9 +341,14 @@ def _launch(
         items=work.items,
         first_states=work.first_states,
         states=np.empty((work.states, heads, cache.value_dim + 2), np.float32),
-        rows=rows,
-        scratch=np.empty((usable, scratch_size(rows, width, cache.value_dim)), np.int64),
+        scratch=np.empty((usable, room), np.int64),
         out=out,
+        tokens=tokens,
+        heads=heads,
+        columns=batch._arrays.page_table.shape[1],
+        count=len(work.items) // len(Item._fields),
+        room=room,
+        rows=rows,
         **numbers,
     )
     kernel(attend, finish, tuple(step), usable)

@@ -1,16 +1,26 @@
-"""The kernels that index arrays, under Numba's bounds checks: every kind of shape once.
+"""The memory that no caller sees, for every kind of shape once.
 
-Bounds checks see indices: positions and factors in `kernels/angles.py`, slots and norms in
-`kernels/append.py`, and pages, offsets, scales, weights and states in `kernels/attention.py`. They
-do not see the loads and stores by pointers, which `test_guarded.py` tests on arguments.
+`kernels/angles.py` indexes arrays, and Numba's bounds checks see its indices. The other kernels
+have pointers: the slots and norms of `kernels/append.py`, and the pages, items, sinks, states and
+scratch memory of `kernels/attention.py`, end at an untouchable page here, as arguments do in
+`test_guarded.py`.
 """
 
 from __future__ import annotations
 
+import signal
+import sys
+
 import pytest
+from fuzz.placed import can_guard
 from fuzz.test_guarded import environment
 
 pytestmark = pytest.mark.processes
+
+guards = pytest.mark.skipif(not can_guard(), reason="there is no mprotect")
+
+# The exit status of a process that touches an untouchable page.
+DIES = -(signal.SIGBUS if sys.platform == "darwin" else signal.SIGSEGV)
 
 EVERY_SHAPE = """
 from itertools import product
@@ -30,9 +40,22 @@ for name in ("float32", "float64"):
             kernel(part, positions, frequencies, factors, cos, sin, 2)
             assert (cos == 1).all() and (sin == 0).all()
 """
-EVERY_APPEND = """
-from itertools import product
+GUARDED = """
 import numpy as np
+from fuzz.placed import GuardedMemory
+
+memory = GuardedMemory(0)
+
+
+def guarded(x):
+    copy = memory.array(x.shape, x.dtype)
+    copy[...] = x
+    return copy
+"""
+EVERY_APPEND = (
+    GUARDED
+    + """
+from itertools import product
 from rope_cpu.kernels.append import append_kernel, append_part
 from rope_cpu.kernels.compile import address_of
 
@@ -49,16 +72,16 @@ for batch, tokens, (heads, kv_heads), (width, value_width), page_size in SIZES:
         for number, size in ((heads, width), (kv_heads, width), (kv_heads, value_width))
     )
     shape = (-(-count // page_size), page_size, kv_heads)
-    slots = np.arange(count)[::-1].reshape(batch, tokens)
+    slots = guarded(np.arange(count)[::-1].reshape(batch, tokens))
     pairs = width // 2
     cos_sin = np.zeros((2, 1, tokens, 1, pairs), np.float32)
     cos_sin[0] = 1
-    every_norm = np.ones({norms}, np.float32)
+    every_norm = guarded(np.ones({norms}, np.float32))
     for norms, threads in product((np.zeros((0, 0), np.float32), every_norm), (1, 2)):
         key, value = (np.zeros((*shape, size), np.int8) for size in (width, value_width))
         scales = [np.zeros((*shape, 1), np.float32) for _ in "kv"]
         out = np.zeros_like(q)
-        numbers = np.array([part, width, 2 * pairs, 2**25, pairs])
+        numbers = guarded(np.array([part, width, 2 * pairs, 2**25, pairs]))
         done = kernel(
             numbers, q, k, v, out, key, value, *scales, slots, cos_sin, norms, threads
         )
@@ -67,16 +90,26 @@ for batch, tokens, (heads, kv_heads), (width, value_width), page_size in SIZES:
             assert (array.reshape(-1, *array.shape[2:])[:count] >= number).all()
             assert (array.reshape(-1, *array.shape[2:])[count:] == 0).all()
 """
-EVERY_ATTENTION = """
+)
+EVERY_ATTENTION = (
+    GUARDED
+    + """
 from itertools import product
-import numpy as np
 from rope_cpu.kernels import threads
 from rope_cpu.launch import attention as module
 from launch.attending import Call, Options
 
 module._PARALLEL_FROM = 0
-sinks = module._sinks
-module._sinks = lambda *given: np.pad(sinks(*given), (0, {more}))
+Step = module.Step
+
+
+def guarded_step(states, **fields):
+    names = ("pages", "items", "first_states", "sinks", "scratch")
+    fields |= {{name: guarded(fields[name]) for name in names}}
+    return Step(states=guarded(states[{fewer}:]), **fields)
+
+
+module.Step = guarded_step
 EVERY_OPTION = Options(window=255, softcap=5.0, sinks=np.zeros(10))
 random = np.random.default_rng(0)
 for new, widths, options, threads.limit in product(
@@ -87,6 +120,7 @@ for new, widths, options, threads.limit in product(
     )
     call.check(call.run())
 """
+)
 WRONG_SHAPE = """
 import numpy as np
 from rope_cpu.kernels.angles import cos_sin_kernel, cos_sin_part
@@ -112,29 +146,28 @@ def test_kernels_stay_within_their_arrays(run_program, checked):
     assert "IndexError" not in err
 
 
-def test_append_stays_within_its_arrays(run_program, checked):
+@guards
+def test_append_stays_within_its_arrays(run_program):
     norms = "(3, max(width, value_width) + 1)"
-    _, err = run_program(EVERY_APPEND.format(norms=norms), env=checked)
-    assert "IndexError" not in err
+    run_program(EVERY_APPEND.format(norms=norms), env=environment())
 
 
-def test_bounds_of_norms_are_checked(run_program, checked):
+@guards
+def test_norms_are_guarded(run_program):
     """Norms without eps are noticed: so the test above can fail."""
-    _, err = run_program(
-        EVERY_APPEND.format(norms="(3, max(width, value_width))"), env=checked, exits=1
-    )
-    assert "IndexError" in err
+    norms = "(3, max(width, value_width))"
+    run_program(EVERY_APPEND.format(norms=norms), env=environment(), exits=DIES)
 
 
-def test_attention_stays_within_its_arrays(run_program, checked):
-    _, err = run_program(EVERY_ATTENTION.format(more=0), env=checked)
-    assert "IndexError" not in err
+@guards
+def test_attention_stays_within_its_arrays(run_program):
+    run_program(EVERY_ATTENTION.format(fewer=0), env=environment())
 
 
-def test_bounds_of_states_are_checked(run_program, checked):
-    """More sinks than states are noticed: so the test above can fail."""
-    _, err = run_program(EVERY_ATTENTION.format(more=1), env=checked, exits=1)
-    assert "IndexError" in err
+@guards
+def test_states_are_guarded(run_program):
+    """A state too few is noticed: so the test above can fail."""
+    run_program(EVERY_ATTENTION.format(fewer=1), env=environment(), exits=DIES)
 
 
 @pytest.mark.parametrize("tokens", [5, 512], ids=["serially", "in parallel"])
