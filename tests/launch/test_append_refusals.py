@@ -176,6 +176,16 @@ def narrow_values(scene):
     return {"v": scene.v[..., :8].copy(), "cache": KVCache(scene.key, scene.value[..., :8])}
 
 
+def wider_values_between_heads():
+    """Values of 32 elements from the end of each head vector of `out` on, into the next one."""
+    memory = np.zeros(5 * 160 + 16, np.float32)
+    strides = (640, 160, 4)  # bytes
+    out = np.lib.stride_tricks.as_strided(memory, (5, 4, 16), strides)
+    v = np.lib.stride_tricks.as_strided(memory[16:], (5, 2, 32), strides)
+    cache = KVCache.zeros(8, 4, 2, 16, value_dim=32, dtype="float32")
+    return {"out": out, "v": v, "cache": cache}
+
+
 # Calls with an output or a cache that shares memory with an input.
 @pytest.mark.parametrize(
     ("argument", "other", "arguments"),
@@ -183,6 +193,7 @@ def narrow_values(scene):
         ("out", "k", lambda s: {"out": s.out, "k": s.out[:, 1:3]}),
         ("out", "v", lambda s: {"out": s.out, "v": s.out[:, :2]}),
         ("out", "k", lambda s: {"q": s.out, "out": s.out, "k": s.out[:, 2:]}),
+        ("out", "v", lambda s: wider_values_between_heads()),
         ("q", "cache.key", lambda s: {"q": s.key.reshape(-1)[64:].reshape(5, 4, 16)}),
         ("k", "cache.key", lambda s: {"k": s.key.reshape(-1)[64:224].reshape(5, 2, 16)}),
         ("v", "cache.key", lambda s: {"v": s.key.reshape(-1)[64:224].reshape(5, 2, 16)}),
