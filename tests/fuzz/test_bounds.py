@@ -126,7 +126,7 @@ import numpy as np
 from rope_cpu.kernels.angles import cos_sin_kernel, cos_sin_part
 from rope_cpu.kernels.compile import address_of
 
-positions = np.zeros((1, {tokens} - 1, 1))
+positions = np.zeros((1, 1, 1))
 frequencies = np.ones((1, 2, 1, 1, 64))
 cos, sin = np.zeros((2, 1, {tokens}, 1, 64))
 part = address_of(cos_sin_part("float64"))
@@ -172,6 +172,9 @@ def test_states_are_guarded(run_program):
 
 @pytest.mark.parametrize("tokens", [5, 512], ids=["serially", "in parallel"])
 def test_bounds_are_checked(run_program, checked, tokens):
-    """A position too few is noticed: so the test above can fail."""
+    """Too few positions are noticed: so the first test can fail.
+
+    In every part, as what is raised in another thread than Python's is lost.
+    """
     _, err = run_program(WRONG_SHAPE.format(tokens=tokens), env=checked, exits=1)
     assert "IndexError" in err
