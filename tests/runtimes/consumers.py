@@ -25,7 +25,7 @@ import torch
 import tract
 import tvm
 
-# MNN.tools.mnnconvert would install a package by pip and send the machine's number to a log server.
+# MNN.tools.mnnconvert would install a package by pip, and ask for access to a server for logs.
 from _tools import mnnconvert
 from onnx import version_converter
 from onnx.reference import ReferenceEvaluator
