@@ -2,7 +2,7 @@
 
 Each library computes inv_freq and the angles as its users write them. Libraries that are not
 installed are left out. From the repository's root, in an environment with the extra `runtimes` and
-torch, jax, mlx[cpu], numexpr and tinygrad: python tools/float32_angles.py
+torch, jax, mlx[cpu], numexpr and tensorflow: python tools/float32_angles.py
 
 tinygrad needs clang, or DEV=PYTHON in the environment.
 """
@@ -111,6 +111,13 @@ def _openvino(positions):
     return compiled(feeds(positions))[0]
 
 
+def _tensorflow(positions):
+    import tensorflow as tf
+
+    inv_freq = 1.0 / BASE ** (tf.range(0, WIDTH, 2, dtype=tf.float32) / WIDTH)
+    return tf.cos(positions.astype(np.float32)[:, None] * inv_freq).numpy()
+
+
 def _tinygrad(positions):
     from tinygrad import Tensor
 
@@ -136,6 +143,7 @@ ROWS = {
     "onnxruntime": ("onnxruntime", _onnxruntime),
     "OpenVINO, hint f32": ("openvino", _openvino),
     "numexpr": ("numexpr", _numexpr),
+    "TensorFlow": ("tensorflow", _tensorflow),
     "tinygrad": ("tinygrad", _tinygrad),
     "NumPy, float32 positions": ("numpy", _numpy_float32),
     "NumPy, int64 positions": ("numpy", _numpy_int64),
