@@ -55,7 +55,7 @@ from rope_cpu.kernels.rotate import (
     view,
     view_type,
 )
-from rope_cpu.kernels.vectors import address, advance, at, pointer
+from rope_cpu.kernels.vectors import address, advance, at, larger, pointer
 
 _ZERO = np.float32(0)
 
@@ -205,9 +205,8 @@ def _scratch_size(inputs):
     int8 room for the head vectors of a token.
     """
     q, k, v = inputs
-    k_heads = k.shape[HEAD]
-    heads = q.shape[HEAD] if q.shape[HEAD] > k_heads else k_heads
-    width = q.shape[ELEMENT] if q.shape[ELEMENT] > v.shape[ELEMENT] else v.shape[ELEMENT]
+    heads = larger(q.shape[HEAD], larger(k.shape[HEAD], v.shape[HEAD]))
+    width = larger(q.shape[ELEMENT], v.shape[ELEMENT])
     return heads * (1 + width) + _CACHE_LINES
 
 

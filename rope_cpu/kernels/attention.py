@@ -41,15 +41,15 @@ from rope_cpu.kernels.vectors import (
 
 RANGE = 256  # keys: they and their values stay in the second cache of a core
 ROWS = 4  # queries that attend at a time
-AHEAD = 12  # keys, by which memory is asked for a key before its use
+AHEAD = 12  # keys: so far ahead of its use a key is prefetched
 
 # Elements that are multiplied or added at a time. The operands and sums of four rows fit in the
 # registers: with AVX-512 there are 32 of 16 float32, else 16 of 8.
 _PRODUCT_LANES = 16 if has_feature("avx512f") else 8
 _SUM_LANES = 64 if has_feature("avx512f") else 16
 
-# float32 from the scores of a query to those of the next. The last product is repeated up to three
-# times.
+# float32 from the scores of a query to those of the next. Four keys are multiplied at a time: the
+# last one repeatedly if there are fewer.
 _SCORES = RANGE + 3
 
 # The device functions take pointers, not arrays: slices of arrays would count references, compile
@@ -78,7 +78,10 @@ ITEM = np.dtype([(name, "i8") for name in Item._fields])
 
 
 class Step(NamedTuple):
-    """The arrays of a step and its numbers. Parts have pointers for arrays, and views of caches."""
+    """The arrays of a step and its numbers.
+
+    Parts have views in place of the arrays of the cache, and pointers in place of the others.
+    """
 
     q: Any  # float32 (tokens, heads, head_dim)
     key: Any  # those of the cache, as for `append_kernel`
@@ -114,8 +117,8 @@ class _Vectors(NamedTuple):
 class _Scratch(NamedTuple):
     """The memory of a thread.
 
-    The queries of an item are numbered by token and then by head, and filled up to a multiple of
-    `ROWS` by queries without results.
+    The queries of an item are numbered by token and then by head, and divided into groups of
+    `ROWS`. Queries without results fill the last group.
     """
 
     q: Any  # float32 (queries, head_dim), times the scale
@@ -235,7 +238,7 @@ _products_of_1 = _make_products(1)
 def _multiply(scratch, rows, start, stop):
     """Write the products of queries with the keys start … stop − 1 of a range to their scores.
 
-    Meanwhile memory is asked for the values.
+    Meanwhile the values are prefetched.
     """
     keys = scratch.keys
     width = keys.cached.shape[ELEMENT]
@@ -299,7 +302,8 @@ def _common(seen, row):
 def _make_add_common(lanes):
     """Return the device function that adds weighted values to elements i … end − 1 of sums.
 
-    They are the values that the queries of each group have in common. weights: the scores.
+    For each group of queries, they are the values that all of them attend to. Weights have the
+    place of the scores.
     """
 
     # A plain loop over elements would be slower: LLVM would keep the sums in memory.
@@ -388,12 +392,14 @@ def _merge(state, other, width):
 def _attend_range(step, item, head, base, shared, scratch):
     """Attend to the range of keys from `base` on; leave the states in the scratch memory.
 
-    shared: number of query heads of a key head. Keys by their index in the sequence; those of
-    `seen` are relative to `base`:
+    shared: number of query heads of a key head. Keys are counted from the first of the sequence,
+    those of `seen` from `base`:
 
         base ≤ start ≤ first … end ≤ stop ≤ base + RANGE
-               └ keys of any token ┘
-                       └ keys of one token
+                       └ a token ┘
+               └─────── the item ───────┘
+
+    A token that attends to no key of the range has `end` = `first`, which may be after `stop`.
     """
     keys = scratch.keys
     values = scratch.values
@@ -426,7 +432,7 @@ def _attend_range(step, item, head, base, shared, scratch):
 def scratch_size(rows: int, head_dim: int, value_dim: int) -> int:
     """Return how many int64 the scratch memory of a thread takes; rows: that of `Step`."""
     integers = 2 * RANGE + 2 * rows + ALIGNMENT // 8
-    floats = 2 * RANGE + rows * (head_dim + RANGE + 3 + value_dim + 2)
+    floats = 2 * RANGE + rows * (head_dim + _SCORES + value_dim + 2)
     return integers + -(-floats // 2)
 
 

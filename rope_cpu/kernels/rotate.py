@@ -383,7 +383,7 @@ def _all_fit(step):
 
 @compile.device_function
 def _elements(x):
-    """Return the number of elements. The size of an array would count its references."""
+    """Return the number of elements of a view."""
     return x.shape[BATCH] * x.shape[TOKEN] * x.shape[HEAD] * x.shape[ELEMENT]
 
 

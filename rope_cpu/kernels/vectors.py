@@ -188,7 +188,7 @@ def largest_lane(typing: Any, v: Any) -> Any:
 
 
 def _make_choice(comparison: str) -> Any:
-    """Return the device function of two integers x and y that returns x if x `comparison` y."""
+    """Return the device function of integers x and y that returns x if x `comparison` y, else y."""
 
     @intrinsic
     def choose(typing: Any, x: Any, y: Any) -> Any:
@@ -288,8 +288,8 @@ def call_part(typing: Any, function: Any, arguments: Any, part: Any, parts: Any)
     """Call the part of a kernel at an address with the address of its arguments.
 
     Their types are those that the part was compiled for; nothing is checked. A part returns
-    nothing, and it raises nothing, because inside a prange it would be lost; with NUMBA_BOUNDSCHECK
-    it does, and outside of one its caller raises the same.
+    nothing. It raises nothing but with NUMBA_BOUNDSCHECK: its caller raises the same, unless it is
+    a prange, in which that is lost.
     """
     kinds = (types.voidptr, types.intp, types.intp)
 

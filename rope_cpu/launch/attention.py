@@ -207,9 +207,7 @@ def _divided(batch: Batch, window: int, tile: int) -> _Work:
     items = parts.view(np.int64)
     scores = int(np.minimum(arrays.cache_position + 1, window).sum())
     largest = int(tokens.max(initial=0))
-    return _Work(
-        items.view(np.int64), first_states, int(first_states[-1]), pages_needed, scores, largest
-    )
+    return _Work(items, first_states, int(first_states[-1]), pages_needed, scores, largest)
 
 
 def _members(counts: Int64) -> tuple[Int64, Int64]:

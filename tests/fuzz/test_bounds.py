@@ -1,7 +1,7 @@
 """The memory that no caller sees, for every kind of shape once.
 
-`kernels/angles.py` indexes arrays, and Numba's bounds checks see its indices. The other kernels
-have pointers: the slots and norms of `kernels/append.py`, and the pages, items, sinks, states and
+`kernels/angles.py` indexes arrays, and Numba's bounds checks see its indices. They do not see
+pointers: the slots and norms of `kernels/append.py`, and the pages, items, sinks, states and
 scratch memory of `kernels/attention.py`, end at an untouchable page here, as arguments do in
 `test_guarded.py`.
 """
@@ -62,24 +62,25 @@ from rope_cpu.kernels.compile import address_of
 kernel = append_kernel("float32", "int8")
 part = address_of(append_part("float32", "int8", "half"))
 SIZES = [
-    *product((1, 2), (1, 3), ((2, 1), (4, 2)), ((2, 1), (9, 8), (66, 64), (80, 70)), (1, 4)),
-    (1, 1500, (4, 2), (33, 33), 16),
+    *product((1, 2), (1, 3), ((2, 1, 1), (4, 2, 2)), ((2, 1), (9, 8), (66, 64), (80, 70)), (1, 4)),
+    (1, 1500, (4, 2, 2), (33, 33), 16),
+    (2, 3, (1, 1, 400), (64, 64), 4),
 ]
-for batch, tokens, (heads, kv_heads), (width, value_width), page_size in SIZES:
+for batch, tokens, heads, (width, value_width), page_size in SIZES:
     count = batch * tokens
     q, k, v = (
         np.ones((batch, tokens, number, size), np.float32)
-        for number, size in ((heads, width), (kv_heads, width), (kv_heads, value_width))
+        for number, size in zip(heads, (width, width, value_width))
     )
-    shape = (-(-count // page_size), page_size, kv_heads)
+    pages = -(-count // page_size)
     slots = guarded(np.arange(count)[::-1].reshape(batch, tokens))
     pairs = width // 2
     cos_sin = np.zeros((2, 1, tokens, 1, pairs), np.float32)
     cos_sin[0] = 1
     every_norm = guarded(np.ones({norms}, np.float32))
     for norms, threads in product((np.zeros((0, 0), np.float32), every_norm), (1, 2)):
-        key, value = (np.zeros((*shape, size), np.int8) for size in (width, value_width))
-        scales = [np.zeros((*shape, 1), np.float32) for _ in "kv"]
+        key, value = (np.zeros((pages, page_size, *x.shape[2:]), np.int8) for x in (k, v))
+        scales = [np.zeros((*x.shape[:3], 1), np.float32) for x in (key, value)]
         out = np.zeros_like(q)
         numbers = guarded(np.array([part, width, 2 * pairs, 2**25, pairs]))
         done = kernel(
