@@ -125,6 +125,7 @@ def _cos_sin_part(arguments, part, parts):
             for axis in range(axes):
                 column = axis if positions.shape[2] > 1 else 0
                 position = positions[position_row, index % tokens, column]
+                # Pointers: LLVM vectorises no loop over an array from another index than 0.
                 high_row = 2 * row * axes + axis
                 highs = at(pointer(frequencies), high_row * heads * pairs + first)
                 lows = at(pointer(frequencies), (high_row + axes) * heads * pairs + first)
