@@ -269,6 +269,8 @@ REFUSED = [
         "`auto_map` has 'bidirectional.LlamaModel'",
     ),
     (GEMMA4, 0, "of an image, in sliding layers; give .* without `use_bidirectional_attention`"),
+    (of_type("pangu_ultra_moe"), 0, "latent attention"),
+    (of_type("KeyeVL2", sa_config={"top_k": 8}), 0, "an indexer chooses its keys"),
     (
         of_type("llama", llama_4_scaling_beta=0.1),
         0,

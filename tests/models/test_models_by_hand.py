@@ -88,7 +88,9 @@ GTE = of("new", rope_theta=20000, position_embedding_type="rope")
 GTE_LONGER = GTE | {"rope_scaling": {"type": "ntk", "factor": 8.0}}
 ROTARY = {"position_embedding_type": "rotary"}
 FLA = of("transformer", hidden_size=1024, num_heads=16, num_kv_heads=4, head_dim=32)
+PANGU = of("pangu_ultra_moe", attention_qk_rope_dim=32)
 GIGACHAT = of("gigachat3_5", layer_types=["linear_attention", "attention"])
+LLAMA = of("llama", **widths(2048, 32))
 DEEPSEEK_TINY = of("deepseek_vl_v2", language_config=widths(1280, 10, use_mla=False))
 JET = of("jet_nemotron", layer_types=["jet", "attn", "swa"])
 MINIMAX = of("minimax_text_01", **widths(6144, 64), head_dim=128, rotary_dim=64, rope_theta=1e7)
@@ -137,19 +139,27 @@ ROWS: dict[str, Row] = {
     "Yuan 2.0": Row(of("yuan"), False, inv_freq(64), heads=(32, 32)),
     "Grok 1": Row(of("grok-1"), False, inv_freq(128), heads=(48, 8)),
     "openPangu Embedded": Row(of("PanguEmbedded"), False, inv_freq(128, 1.6e7), heads=(32, 8)),
+    "openPangu Pro": Row(of("PanguProMoE"), False, inv_freq(128, 1.6e7), heads=(40, 8)),
+    "openPangu Ultra": Row(of("pangu_ultra_moe"), True, inv_freq(64, 2.56e7)),
+    "openPangu Ultra, widths": Row(PANGU, True, inv_freq(32, 2.56e7)),
+    "openPangu Ultra, halves": Row(PANGU | {"rope_interleave": False}, False, inv_freq(32, 2.56e7)),
     "GigaChat 3.5": Row(GIGACHAT, True, inv_freq(64, 1e5), layer_type="attention"),
     "GigaChat 3.5, halves": Row(GIGACHAT | {"rope_interleave": False}, False, inv_freq(64, 1e5)),
     "Kimi-VL": Row(of("kimi_vl", text_config={"rope_theta": 8e5}), True, inv_freq(64, 8e5)),
     "DeepSeek-VL2": Row(of("deepseek_vl_v2", language_config=widths(2048, 16)), True, inv_freq(64)),
     "DeepSeek-VL2, tiny": Row(DEEPSEEK_TINY, False, inv_freq(128), heads=(10, 10)),
+    "H2OVL": Row(of("h2ovl_chat", llm_config=LLAMA), False, inv_freq(64)),
+    "Intern-S1": Row(of("interns1", text_config=LLAMA), False, inv_freq(64)),
     "OpenCUA": Row(of("opencua", text_config=widths(3584, 28)), False, inv_freq(128)),
     "Jet-Nemotron": Row(JET, False, inv_freq(128, 1e6), layer_type="swa", heads=(12, 2)),
     "Step 3": Row(of("step3_text"), False, inv_freq(256, 5e5), heads=(64, 1)),
     "Step 3, VL": Row(of("step3_vl", text_config=of("step3_text")), False, inv_freq(256, 5e5)),
     "Ouro": Row(of("ouro", **widths(2048, 16), rope_theta=1e6), False, inv_freq(128, 1e6)),
     "MiniMax-Text-01": Row(MINIMAX, False, inv_freq(64, 1e7), heads=(64, 8)),
+    "MiniMax-M1": Row(MINIMAX | {"model_type": "minimax_m1"}, False, inv_freq(64, 1e7)),
     "Granite Switch": Row(of("granite_switch", **widths(2048, 32)), False, inv_freq(64)),
     "BlueLM": Row(of("BlueLM"), False, inv_freq(128), heads=(32, 32)),
+    "Keye-VL": Row(of("Keye", **widths(4096, 32)), False, inv_freq(128, 1e6)),
     "Keye-VL 1.5, text": Row(of("KeyeVL1_5", **widths(4096, 32)), False, inv_freq(128, 1e6)),
 }
 
@@ -204,10 +214,11 @@ def test_video_rope_of_ling_3() -> None:
     check_axes(spec, [ROW, COLUMN] * 10 + [TIME] * 12, inv_freq(64, 6e6))
 
 
+@pytest.mark.parametrize("model_type", ["Keye", "KeyeVL1_5", "KeyeVL2"])
 @pytest.mark.parametrize("part", ["", "text_config"])
-def test_sections_of_keye(part: str) -> None:
+def test_sections_of_keye(part: str, model_type: str) -> None:
     keys = {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "head_dim": 128}
-    spec = reader.read(of("KeyeVL1_5", **({part: keys} if part else keys))).spec()
+    spec = reader.read(of(model_type, **({part: keys} if part else keys))).spec()
     check_axes(spec, [TIME] * 16 + [ROW] * 24 + [COLUMN] * 24, inv_freq(128, 1e6))
 
 
@@ -283,6 +294,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (of("git", rope_theta=208533496), "Grok 2's file has this type too.*'grok-1'"),
     (of("grok-1", rope_scaling=LINEAR), "`rope_scaling` is"),
     (of("grok-1", rope_type="yarn_log"), "`rope_type` is 'yarn_log'"),
+    (of("PanguProMoE", qk_rope_dim=64), "`qk_rope_dim` is 64.*rotates the end of a head"),
+    (PANGU | {"rope_interleaved": False}, "`rope_interleaved` is False"),
+    (PANGU | {"rope_scaling": LINEAR}, "`rope_scaling` is"),
+    (of("openpangu_vl"), "pairs to axes in an order of its own"),
+    (of("interns1_pro", text_config=of("interns1_pro_text")), "weights of each head"),
     (of("BlueLM", rope_scaling={"type": "ntkmixed", "power": 0.3}), "`type` is 'ntkmixed'"),
     (of("ouro"), "`rope_theta` is missing"),
 ]

@@ -162,7 +162,7 @@ def test_what_is_no_object_is_no_config(tmp_path: Path, text: str, words: str) -
 
 
 MISSPELT = {"mistal": "mistral", "gptneox": "gpt_neox", "Qwen-3": "qwen3", "chatglmm": "chatglm"}
-OTHER_MODELS = ["minimax_m1", "llama5", "llama_3", "cohere_asr", "aimv3_text_model"]
+OTHER_MODELS = ["minimax_m9", "llama5", "llama_3", "cohere_asr", "aimv3_text_model"]
 
 
 @pytest.mark.parametrize(("name", "meant"), MISSPELT.items())
