@@ -52,14 +52,14 @@ def _expected(args: argparse.Namespace) -> tuple[dict[str, RotaryEmbedding], int
     if args.config is None:
         return {}, FAR
     config = command_line.read_config(args.config)
-    layers = groups.from_arguments(config, args)
+    found = groups.from_arguments(config, args)
     with command_line.usage_errors():
         expected = {
-            f"{groups.name_of(config, layer)} {length}".strip(): rope
-            for layer in layers
-            for length, rope in groups.ropes_by_length(config, layer).items()
+            f"{group.name} {length}".strip(): rope
+            for group in found
+            for length, rope in group.ropes.items()
         }
-        maximum = groups.maximum_context(config)
+        maximum = config.maximum_length
     if not expected:
         raise command_line.UsageError(f"{args.config} describes no rotation")
     return expected, maximum or FAR

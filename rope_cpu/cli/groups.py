@@ -1,23 +1,23 @@
-"""The rotations of a config's groups of layers, for `rope-cpu show`, `verify` and `check`."""
+"""Groups of layers that rotate alike, as `rope-cpu show`, `verify` and `check` take them."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments import limits
 from rope_cpu.arguments.texts import escaped
 from rope_cpu.array_types import Float64, Int64
 from rope_cpu.cli.command_line import usage_errors
 from rope_cpu.frequencies import scaling
 from rope_cpu.frequencies.rope_types import ROPE_TYPES
 from rope_cpu.frequencies.spec import RopeSpec
-from rope_cpu.models.layer import Layer
 from rope_cpu.models.model import Model
 from rope_cpu.models.model_types import data
 from rope_cpu.rotation.embedding import RotaryEmbedding
@@ -45,26 +45,137 @@ _MROPE = ("time", "height", "width")
 SAME = 1e-9
 
 
-def pair_frequencies(spec: RopeSpec) -> Float64:
-    """Return one frequency for each pair of the first head, on whichever axis it rotates."""
-    frequencies: Float64 = np.abs(spec.inv_freq[0, :, 0]).max(axis=0)
-    return frequencies
+@dataclass(frozen=True)
+class Pairs:
+    """The pairs of the first head in arrays (pairs,), at one length.
+
+    frequencies: on the axis that rotates a pair, 0 without rotation. axis: the number of that axis,
+    -1 without rotation. before: the frequencies before scaling.
+    """
+
+    frequencies: Float64
+    axis: Int64
+    before: Float64
+
+    @property
+    def changed(self) -> NDArray[np.bool_]:
+        """Which rotated pairs have another wavelength than before scaling."""
+        differs = np.abs(self.before - self.frequencies) >= SAME * self.before
+        return differs & (self.frequencies > 0)
 
 
-def pair_axes(spec: RopeSpec) -> Int64:
-    """Return the axis of each pair of the first head, -1 for a pair without rotation."""
-    by_axis = np.abs(spec.inv_freq[0, :, 0])
-    axis: Int64 = np.where(by_axis.any(axis=0), by_axis.argmax(axis=0), -1)
-    return axis
+@dataclass(frozen=True)
+class Group:
+    """Layers of one type, or all rotated ones.
+
+    Parameters
+    ----------
+    config : Model
+        The model whose layers they are.
+    layer_type : str, optional
+        Their type; None if the config names none.
+    spec : RopeSpec, optional
+        Their rotation; None for layers without one.
+    parameters : mapping
+        Their rope parameters.
+    """
+
+    config: Model
+    layer_type: str | None
+    spec: RopeSpec | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def model(self) -> str:
+        """The model type, with escapes."""
+        return escaped(str(self.config.model_type or "unknown model type"))
+
+    @property
+    def name(self) -> str:
+        """A name for these layers, with escapes."""
+        rotated = ": not rotated" if self.spec is None else ""
+        if self.layer_type is not None:
+            return f"{escaped(self.layer_type)}{rotated}"
+        sections = self.config.rope_parameters.values()
+        are_rotated = None not in sections
+        if are_rotated and sections:
+            are_rotated = all(entry.rotated for entry in self.config.layers)
+        return f"{'all layers' if are_rotated else 'all rotated layers'}{rotated}"
+
+    @cached_property
+    def ropes(self) -> dict[str, RotaryEmbedding]:
+        """The rotary embedding at the original length, and one at a longer length, by a text.
+
+        The text is "" where they depend on no length. Empty for layers without rotation.
+        """
+        if self.spec is None:
+            return {}
+        rope = RotaryEmbedding.from_spec(self.spec)
+        rule = self.spec.length_rule
+        if rule is None:
+            return {"": rope}
+        original = rule.original_length
+        longer = max(self.config.maximum_length, original + 1)
+        far = 4 * original
+        if rule.representatives([longer]) != rule.representatives([far]):
+            # Frequencies that go on changing above the original length: show one far above it.
+            longer = max(longer, far)
+        return {f"at {length} tokens": rope.at_length(length) for length in (original, longer)}
+
+    @cached_property
+    def pairs(self) -> dict[str, Pairs]:
+        """The pairs of each of `ropes`."""
+        return {length: _pairs(rope.spec, self.parameters) for length, rope in self.ropes.items()}
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        """The numbers of query heads and of key/value heads; ValueError if they are left open."""
+        return self.config.heads(self.layer_type)
+
+    @property
+    def indexer(self) -> RopeSpec | None:
+        """The rotation of their indexer of sparse attention, None without one."""
+        try:
+            return self.config.spec(self.layer_type, part="indexer")
+        except ValueError:
+            return None
+
+    @cached_property
+    def axes(self) -> tuple[Axis, ...]:
+        """The axes of their positions; those without a known meaning have a number."""
+        count = 0 if self.spec is None else self.spec.axes
+        kinds = self.config.axes[-count:]
+        if len(kinds) < count == len(_MROPE):
+            kinds = _MROPE
+        if len(kinds) < count:
+            return tuple(Axis(f"axis {number}", "positions") for number in range(count))
+        return tuple(AXES[kind] for kind in kinds)
+
+    @cached_property
+    def contexts(self) -> dict[str, int]:
+        """The original context, for rope types that have one, and the maximum context.
+
+        Empty for positions that are no tokens. Types whose factor may follow from both, as YaRN's,
+        reach `factor` times the original context if the config's maximum is not larger.
+        """
+        spec = self.spec
+        if spec is None or any(axis.extent for axis in self.axes):
+            return {}
+        maximum = self.config.maximum_length
+        reads = ROPE_TYPES[spec.rope_type].parameters if spec.rope_type in ROPE_TYPES else {}
+        original = 0
+        if spec.length_rule is not None:
+            original = spec.length_rule.original_length
+        elif "original_max_position_embeddings" in reads:
+            original = int(self.parameters.get("original_max_position_embeddings", maximum))
+            factor = self.parameters.get("factor")
+            if maximum <= original and factor is not None and "max_position_embeddings" in reads:
+                maximum = round(min(factor * original, limits.WHOLE))
+        found = {"original context": original} if original else {}
+        return found | ({"maximum context": maximum} if maximum > original else {})
 
 
-def changed_pairs(frequencies: Float64, unscaled: Float64) -> NDArray[np.bool_]:
-    """Return which rotated pairs have another wavelength than before scaling."""
-    changed: NDArray[np.bool_] = np.abs(unscaled - frequencies) >= SAME * unscaled
-    return changed & (frequencies > 0)
-
-
-def from_arguments(config: Model, args: argparse.Namespace) -> list[Layer]:
+def from_arguments(config: Model, args: argparse.Namespace) -> list[Group]:
     """Return the groups of layers that the arguments --layer-type and --interleaved select.
 
     Raises UsageError if the config does not describe their rotations.
@@ -75,102 +186,32 @@ def from_arguments(config: Model, args: argparse.Namespace) -> list[Layer]:
 
 def layer_groups(
     config: Model, layer_type: str | None = None, interleaved: bool | None = None
-) -> Iterator[Layer]:
-    """Yield one layer of each layer type of a config, or of the given one, with its rotation."""
+) -> Iterator[Group]:
+    """Yield the layers of each type of a config, or of the given one."""
     by_type = config.rope_parameters
     names = list(by_type) if layer_type is None and by_type else [layer_type]
     for name in names:
         if by_type.get(name, {}) is None:
-            yield Layer(layer_type=name, rotated=False)
+            yield Group(config, name)
         else:
             spec = config.spec(name, interleaved=interleaved)
             parameters = config.select(name).rope_parameters if by_type else {}
-            yield Layer(layer_type=name, rope_parameters=parameters, spec=spec)
+            yield Group(config, name, spec, parameters)
 
 
-def name_of(config: Model, layer: Layer) -> str:
-    """Return a name for the layers that a group consists of, with escapes."""
-    rotated = "" if layer.rotated else ": not rotated"
-    if layer.layer_type is not None:
-        return f"{escaped(layer.layer_type)}{rotated}"
-    sections = config.rope_parameters.values()
-    are_rotated = None not in sections
-    if are_rotated and sections:
-        are_rotated = all(entry.rotated for entry in config.layers)
-    return f"{'all layers' if are_rotated else 'all rotated layers'}{rotated}"
-
-
-def position_axes(config: Model, count: int) -> tuple[Axis, ...]:
-    """Return the axes of a config's positions; those without a known meaning have a number."""
-    kinds = config.axes[-count:]
-    if len(kinds) < count == len(_MROPE):
-        kinds = _MROPE
-    if len(kinds) < count:
-        return tuple(Axis(f"axis {number}", "positions") for number in range(count))
-    return tuple(AXES[kind] for kind in kinds)
-
-
-def ropes_by_length(config: Model, layer: Layer) -> dict[str, RotaryEmbedding]:
-    """Return the rotary embedding at the original length, and one at a longer length, by a text.
-
-    The text is "" where they depend on no length. Empty for layers without rotation.
-    """
-    if layer.spec is None:
-        return {}
-    rope = RotaryEmbedding.from_spec(layer.spec)
-    rule = rope.spec.length_rule
-    if rule is None:
-        return {"": rope}
-    original = rule.original_length
-    longer = max(maximum_context(config), original + 1)
-    far = 4 * original
-    if rule.representatives([longer]) != rule.representatives([far]):
-        # Frequencies that go on changing above the original length: show one far above it.
-        longer = max(longer, far)
-    return {f"at {length} tokens": rope.at_length(length) for length in (original, longer)}
-
-
-def unscaled(spec: RopeSpec, parameters: Mapping[str, Any]) -> Float64:
-    """Return one frequency for each pair before scaling, which follows from rope_theta alone."""
-    rule = spec.length_rule
+def _pairs(spec: RopeSpec, parameters: Mapping[str, Any]) -> Pairs:
+    """Return the pairs of the first head of a rotation with rope parameters."""
+    by_axis = np.abs(spec.inv_freq[0, :, 0])
+    frequencies = by_axis.max(axis=0)
+    axis = np.where(by_axis.any(axis=0), by_axis.argmax(axis=0), -1)
     theta = parameters.get("rope_theta", scaling.DEFAULT_THETA)
     if not parameters:
-        if not isinstance(rule, scaling.ScalingRule):
-            return pair_frequencies(spec)
-        theta = rule.settings.rope_theta
+        if not isinstance(spec.length_rule, scaling.ScalingRule):
+            return Pairs(frequencies, axis, frequencies)
+        theta = spec.length_rule.settings.rope_theta
     share = parameters.get("partial_rotary_factor") or 1.0
     width = spec.rotary_dim
     if int(spec.head_dim * share) == width - 1:
         width -= 1  # frequencies are computed for an odd width, and one element more is rotated
-    frequencies: Float64 = float(theta) ** -(np.arange(0, spec.rotary_dim, 2) / width)
-    return frequencies
-
-
-def contexts(config: Model, layer: Layer) -> dict[str, int]:
-    """Return the original context, for rope types that have one, and the maximum context.
-
-    Empty for positions that are no tokens. Types whose factor may follow from both, as YaRN's,
-    reach `factor` times the original context if the config's maximum is not larger.
-    """
-    spec = layer.spec
-    if spec is None or any(axis.extent for axis in position_axes(config, spec.axes)):
-        return {}
-    reads = ROPE_TYPES[spec.rope_type].parameters if spec.rope_type in ROPE_TYPES else {}
-    maximum = maximum_context(config)
-    original = 0
-    if spec.length_rule is not None:
-        original = spec.length_rule.original_length
-    elif "original_max_position_embeddings" in reads:
-        parameters = layer.rope_parameters
-        original = int(parameters.get("original_max_position_embeddings", maximum))
-        factor = parameters.get("factor")
-        if maximum <= original and factor is not None and "max_position_embeddings" in reads:
-            maximum = round(min(factor * original, limits.WHOLE))
-    found = {"original context": original} if original else {}
-    return found | ({"maximum context": maximum} if maximum > original else {})
-
-
-def maximum_context(config: Model) -> int:
-    """Return the max_position_embeddings of a config, 0 if it has none."""
-    key = "max_position_embeddings"
-    return scalars.whole_number(key, config.values.get(key, 0), 0)
+    before = float(theta) ** -(np.arange(0, spec.rotary_dim, 2) / width)
+    return Pairs(frequencies, axis, before)

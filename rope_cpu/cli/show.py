@@ -7,7 +7,7 @@ import contextlib
 import json
 import math
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from shutil import get_terminal_size
@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rope_cpu.arguments import limits, scalars
-from rope_cpu.arguments.texts import cut, escaped, shown
+from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import Float64
 from rope_cpu.cli import command_line, groups
+from rope_cpu.cli.groups import Group
 from rope_cpu.frequencies.rope_types import ROPE_TYPES
 from rope_cpu.frequencies.spec import RopeSpec
 from rope_cpu.models.attention import FACTS
 from rope_cpu.models.layer import FULL_LAYERS, PARTS, WINDOW_LAYERS, Layer
-from rope_cpu.models.layers import is_latent
 from rope_cpu.models.model import Model
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
@@ -66,6 +66,46 @@ class Band(NamedTuple):
     effect: str
 
 
+class Part(NamedTuple):
+    """The rotation of a group at one length."""
+
+    attributes: dict[str, Any]
+    facts: list[Fact]
+    bands: list[Band]
+
+
+class Description(NamedTuple):
+    """What is shown of a group of layers, in text or JSON. facts: those of every length."""
+
+    model: str
+    layers: str
+    layer_type: str | None
+    facts: list[Fact]
+    by_length: dict[str, Part]
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of text."""
+        yield f"{self.model}, {self.layers}"
+        yield from _lines(self.facts)
+        for length, part in self.by_length.items():
+            if length:
+                yield f"  {length}"
+            yield from _lines(part.facts)
+            yield from (f"    {line}" for line in band_lines(part.bands))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the same for JSON."""
+        by_length = {
+            length: {
+                **part.attributes,
+                "facts": _values(part.facts),
+                "bands": [band._asdict() for band in part.bands],
+            }
+            for length, part in self.by_length.items()
+        }
+        return {**self._asdict(), "facts": _values(self.facts), "by_length": by_length}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `rope-cpu show`."""
     command_line.add_config_arguments(parser)
@@ -84,58 +124,38 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         command_line.check_picture(args.plot)
     config = command_line.config_from_arguments(args)
-    layers = groups.from_arguments(config, args)
-    if args.plot is not None and not any(layer.rotated for layer in layers):
+    found = groups.from_arguments(config, args)
+    if args.plot is not None and not any(group.spec for group in found):
         text = f"`--plot` is {shown(str(args.plot))}, but these layers are not rotated"
         raise command_line.UsageError(text)
     with command_line.usage_errors():
-        if args.json:
-            lines = json.dumps([as_dict(config, layer) for layer in layers], indent=2).split("\n")
-        else:
-            lines = [line for layer in layers for line in (*describe(config, layer), "")][:-1]
-    command_line.print_lines(lines)
+        described = [description(group) for group in found]
     if args.plot is not None:
         from rope_cpu.cli.show_plot import draw
 
         with command_line.write_errors(args.plot):
-            draw(config, layers).savefig(args.plot, dpi=130)
-        command_line.print_lines([] if args.json else ["", f"written: {args.plot}"])
+            draw(found).savefig(args.plot, dpi=130)
+    if args.json:
+        lines = json.dumps([each.as_dict() for each in described], indent=2).split("\n")
+    else:
+        written = [] if args.plot is None else [f"written: {args.plot}", ""]
+        lines = [*(line for each in described for line in (*each.lines(), "")), *written][:-1]
+    command_line.print_lines(lines)
     return 0
 
 
-def describe(config: Model, layer: Layer) -> Iterator[str]:
-    """Yield the lines that describe the rotation of a group of layers."""
-    yield f"{model_name(config)}, {groups.name_of(config, layer)}"
-    yield from _lines(_facts(config, layer))
-    for length, rope in groups.ropes_by_length(config, layer).items():
-        if length:
-            yield f"  {length}"
-        yield from _lines(_factor_facts(config, layer, rope))
-        yield from (f"    {line}" for line in band_lines(_bands_of(config, layer, rope.spec)))
-
-
-def as_dict(config: Model, layer: Layer) -> dict[str, Any]:
-    """Return the content of `describe` for JSON."""
+def description(group: Group) -> Description:
+    """Return what is shown of a group of layers."""
     by_length = {
-        length: {
-            **{name: getattr(rope, name) for name in _ATTRIBUTES},
-            "facts": _values(_factor_facts(config, layer, rope)),
-            "bands": [band._asdict() for band in _bands_of(config, layer, rope.spec)],
-        }
-        for length, rope in groups.ropes_by_length(config, layer).items()
+        length: Part(
+            {name: getattr(rope, name) for name in _ATTRIBUTES},
+            list(_factor_facts(group, rope)),
+            list(bands_by_axis(group.pairs[length], group.axes)),
+        )
+        for length, rope in group.ropes.items()
     }
-    return {
-        "model": model_name(config),
-        "layers": groups.name_of(config, layer),
-        "layer_type": layer.layer_type,
-        "facts": _values(_facts(config, layer)),
-        "by_length": by_length,
-    }
-
-
-def model_name(config: Model) -> str:
-    """Return the model type, with escapes, as pictures have it too."""
-    return escaped(str(config.model_type or "unknown model type"))
+    facts = [] if group.spec is None else list(_facts(group, group.spec))
+    return Description(group.model, group.name, group.layer_type, facts, by_length)
 
 
 def _values(facts: Iterable[Fact]) -> dict[str, list[object]]:
@@ -157,18 +177,17 @@ def _lines(facts: Iterable[Fact]) -> Iterator[str]:
         yield from wrapper.wrap(_short_text(value))
 
 
-def _facts(config: Model, layer: Layer) -> Iterator[Fact]:
-    """Yield the facts that hold at every length; none of layers without rotation."""
-    spec = layer.spec
-    if spec is None:
-        return
+def _facts(group: Group, spec: RopeSpec) -> Iterator[Fact]:
+    """Yield the facts that hold at every length."""
+    config = group.config
     yield from _pairing_facts(config, spec)
-    yield from _width_facts(config, layer, spec)
+    yield from _width_facts(group, spec)
     yield from _axes_facts(spec)
     if config.position_note is not None:
         yield "positions", config.position_note
-    yield from _indexer_facts(config, layer)
-    yield from _attention_facts(config, layer)
+    if group.indexer is not None:
+        yield "indexer", _indexer_text(group.indexer)
+    yield from _attention_facts(config, group.layer_type)
     if spec.length_ranges:
         yield "frequencies by length", spec.length_ranges
 
@@ -187,21 +206,21 @@ def _pairing_facts(config: Model, spec: RopeSpec) -> Iterator[Fact]:
         yield "", f"of weights as transformers loads them; {published}"
 
 
-def _width_facts(config: Model, layer: Layer, spec: RopeSpec) -> Iterator[Fact]:
+def _width_facts(group: Group, spec: RopeSpec) -> Iterator[Fact]:
     """Yield widths and numbers of heads, and the rope type with its parameters."""
     width = spec.head_dim
-    if is_latent(config.values):  # of whose heads a slice is rotated
+    if group.config.is_latent:  # of whose heads a slice is rotated
         key = "qk_nope_head_dim"
-        width += scalars.whole_number(key, config.values.get(key, 0), 0, limits.HEAD_DIM)
-    rotated = 2 * np.count_nonzero(groups.pair_frequencies(spec))
+        width += scalars.whole_number(key, group.config.values.get(key, 0), 0, limits.HEAD_DIM)
+    rotated = 2 * np.count_nonzero(spec.inv_freq[0, :, 0].any(axis=0))
     yield "widths", f"{rotated} of the {width} elements of a head are rotated"
     if width != spec.head_dim:
         yield "", f"head_dim {spec.head_dim}: pass the rotated slice alone"
     with contextlib.suppress(TypeError, ValueError):  # unless layers or files leave them open
-        yield "heads of q, and of k and v", config.heads(layer.layer_type)
+        yield "heads of q, and of k and v", group.heads
     yield "rope type", spec.rope_type
-    for key in sorted(set(layer.rope_parameters) - {"rope_type", "type"}):
-        yield key, layer.rope_parameters[key]
+    for key in sorted(set(group.parameters) - {"rope_type", "type"}):
+        yield key, group.parameters[key]
 
 
 def _pairing(spec: RopeSpec, pairs: int) -> str:
@@ -209,14 +228,12 @@ def _pairing(spec: RopeSpec, pairs: int) -> str:
     return "(2i, 2i+1), interleaved" if spec.interleaved else f"(i, i+{pairs}), half-split"
 
 
-def _indexer_facts(config: Model, layer: Layer) -> Iterator[Fact]:
-    """Yield the rotation of the indexer of sparse attention, if the layers have one."""
-    with contextlib.suppress(ValueError):
-        spec = config.spec(layer.layer_type, part="indexer")
-        turned = np.flatnonzero(groups.pair_frequencies(spec))
-        place = "first" if turned[0] == 0 else "last"
-        width = f"the {place} {2 * len(turned)} of the {spec.head_dim} elements of a head"
-        yield "indexer", f"{_pairing(spec, len(turned))}, {width}"
+def _indexer_text(spec: RopeSpec) -> str:
+    """Return the pairs of an indexer, and the elements of a head that it rotates."""
+    turned = np.flatnonzero(spec.inv_freq[0, :, 0].any(axis=0))
+    place = "first" if turned[0] == 0 else "last"
+    width = f"the {place} {2 * len(turned)} of the {spec.head_dim} elements of a head"
+    return f"{_pairing(spec, len(turned))}, {width}"
 
 
 def _axes_facts(spec: RopeSpec) -> Iterator[Fact]:
@@ -230,7 +247,7 @@ def _axes_facts(spec: RopeSpec) -> Iterator[Fact]:
         yield "heads", f"{heads} with own frequencies; below: the first"
 
 
-def _attention_facts(config: Model, layer: Layer) -> Iterator[Fact]:
+def _attention_facts(config: Model, layer_type: str | None) -> Iterator[Fact]:
     """Yield the norms, the content of a cache and the call of `attention` that a server needs."""
     if config.unknown_type is not None:
         yield "attention", "not known for this model type"
@@ -241,7 +258,7 @@ def _attention_facts(config: Model, layer: Layer) -> Iterator[Fact]:
         latent = "compressed keys and values (latent attention)"
         yield "cache", attention.own_cache or latent
     elif attention.causal and attention.other is None:
-        yield from _calls(attention, _kinds_of_layers(config, layer.layer_type))
+        yield from _calls(attention, _kinds_of_layers(config, layer_type))
     for part in _parts_without_argument(attention):
         yield "no argument for", part
     if attention.shared_layers:
@@ -274,7 +291,7 @@ def _calls(attention: Layer, kinds: list[str]) -> Iterator[Fact]:
         yield "window", f"{attention.window} keys, in layers that are not known"
     for kind in kinds:
         arguments = {
-            "window": attention.window_of(kind),
+            "window": None if kind in FULL_LAYERS else attention.window,
             "softcap": attention.softcap,
             "scale": attention.scale,
             "sinks": "sinks" if attention.has_sinks else None,
@@ -303,17 +320,17 @@ def _parts_without_argument(attention: Layer) -> Iterator[str]:
         yield f"queries of layers without rotation, scaled by their position, by {scale}"
 
 
-def _factor_facts(config: Model, layer: Layer, rope: RotaryEmbedding) -> Iterator[Fact]:
+def _factor_facts(group: Group, rope: RotaryEmbedding) -> Iterator[Fact]:
     """Yield the attention factor, and the factor on scores of DeepSeek and its relatives.
 
     Both are defined by the same function m if a config of YaRN has the keys mscale.
     """
-    parameters = layer.rope_parameters
+    parameters = group.parameters
     has_both = parameters.get("mscale") and parameters.get("mscale_all_dim")
     is_ratio = has_both and _reads_mscale(rope) and "attention_factor" not in parameters
     ratio = " = m(mscale) / m(mscale_all_dim)" if is_ratio else ""
     yield "attention factor", f"{rope.attention_factor:.6g}{ratio}"
-    on_scores = _mscale_of_scores(config, parameters, rope)
+    on_scores = _mscale_of_scores(group, rope)
     if on_scores is not None:
         yield "factor of scores", f"{on_scores**2:.6g} = m(mscale_all_dim)²"
         yield "", "applied by the model, not by the rotation"
@@ -321,13 +338,12 @@ def _factor_facts(config: Model, layer: Layer, rope: RotaryEmbedding) -> Iterato
         yield "", "m(x) = 0.1·x·ln(factor) + 1"
 
 
-def _mscale_of_scores(
-    config: Model, parameters: Mapping[str, Any], rope: RotaryEmbedding
-) -> float | None:
+def _mscale_of_scores(group: Group, rope: RotaryEmbedding) -> float | None:
     """Return the m(mscale_all_dim) whose square multiplies the scores, None if there is none."""
-    scale = parameters.get("mscale_all_dim")
-    factor = parameters.get("factor")
-    if config.model_type not in FACTS["mscale_of_scores"] or not is_latent(config.values):
+    config = group.config
+    scale = group.parameters.get("mscale_all_dim")
+    factor = group.parameters.get("factor")
+    if config.model_type not in FACTS["mscale_of_scores"] or not config.is_latent:
         return None
     if not _reads_mscale(rope) or not scale or factor is None:
         return None
@@ -366,21 +382,13 @@ def band_lines(bands: Sequence[Band]) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def _bands_of(config: Model, layer: Layer, spec: RopeSpec) -> list[Band]:
-    before = groups.unscaled(spec, layer.rope_parameters)
-    return list(bands_by_axis(spec, before, groups.position_axes(config, spec.axes)))
-
-
-def bands_by_axis(spec: RopeSpec, before: Float64, axes: Sequence[groups.Axis]) -> Iterator[Band]:
-    """Yield the bands, axis by axis; pairs without rotation are a band of the only axis.
-
-    before: the frequency of each pair before scaling.
-    """
-    frequencies = groups.pair_frequencies(spec)
-    axis_of_pair = groups.pair_axes(spec) if spec.axes > 1 else np.zeros(frequencies.shape, int)
+def bands_by_axis(found: groups.Pairs, axes: Sequence[groups.Axis]) -> Iterator[Band]:
+    """Yield the bands, axis by axis; pairs without rotation are a band of the only axis."""
+    frequencies = found.frequencies
+    axis_of_pair = found.axis if len(axes) > 1 else np.zeros(frequencies.shape, int)
     infinite = np.full(frequencies.shape, np.inf)
-    growth = np.divide(before, frequencies, out=infinite, where=frequencies > 0)
-    effects = _effects_of_scaling(growth, groups.changed_pairs(frequencies, before))
+    growth = np.divide(found.before, frequencies, out=infinite, where=frequencies > 0)
+    effects = _effects_of_scaling(growth, found.changed)
     for number, axis in [*enumerate(axes), (-1, _NO_AXIS)]:
         own_pairs = np.flatnonzero(axis_of_pair == number)
         for effect, run in groupby(own_pairs, key=effects.__getitem__):

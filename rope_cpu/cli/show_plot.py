@@ -14,10 +14,7 @@ from numpy.typing import NDArray
 from rope_cpu.arguments.texts import cut
 from rope_cpu.array_types import Float64, Int64
 from rope_cpu.cli import groups
-from rope_cpu.cli.show import model_name
-from rope_cpu.frequencies.spec import RopeSpec
-from rope_cpu.models.layer import Layer
-from rope_cpu.models.model import Model
+from rope_cpu.cli.groups import Group
 
 # Inches.
 _WIDTH = 9.0
@@ -52,10 +49,10 @@ _WINDOW = 1.1
 
 
 @rc_context(_STYLE)
-def draw(config: Model, layers: Sequence[Layer]) -> Figure:
+def draw(found: Sequence[Group]) -> Figure:
     """Return the figure: a panel of wavelengths for each axis, and one of expected scores."""
-    rotated = [(layer, layer.spec) for layer in layers if layer.spec is not None]
-    axes = list(dict.fromkeys(axis for _, spec in rotated for axis, _ in _by_axis(config, spec)))
+    rotated = [group for group in found if group.spec is not None]
+    axes = list(dict.fromkeys(axis for group in rotated for axis, _ in _by_axis(group)))
     # The scores take the space that is left in rows of two panels.
     cells = [*axes, *["scores"] * (2 - len(axes) % 2)]
     rows: list[Any] = [cells[start : start + 2] for start in range(0, len(cells), 2)]
@@ -66,21 +63,24 @@ def draw(config: Model, layers: Sequence[Layer]) -> Figure:
     waves = {axis: panels[axis] for axis in axes}
     _prepare_wavelengths(waves)
     _prepare_scores(scores, axes)
-    for layer, spec in rotated:
-        name = f"{cut(groups.name_of(config, layer))} ({spec.rope_type})" if rotated[1:] else ""
-        for axis, pairs in _by_axis(config, spec):
-            group = f"{name} {axis.name}".strip()
-            _draw_axis(waves[axis], scores, config, layer, axis, pairs, group)
-    _draw_contexts(waves, scores, [groups.contexts(config, layer) for layer, _ in rotated])
-    figure.suptitle(_plain(_title(config, [layer for layer, _ in rotated])))
+    for group in rotated:
+        rope_type = next(iter(group.ropes.values())).rope_type
+        name = f"{cut(group.name)} ({rope_type})" if rotated[1:] else ""
+        for axis, pairs in _by_axis(group):
+            largest = axis.extent or _largest_distance(group)
+            label = f"{name} {axis.name}".strip()
+            _draw_axis(waves[axis], scores, group, pairs, largest, axis.step, label)
+    _draw_contexts(waves, scores, [group.contexts for group in rotated])
+    figure.suptitle(_plain(_title(rotated)))
     figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 
-def _by_axis(config: Model, spec: RopeSpec) -> Iterator[tuple[groups.Axis, Int64]]:
+def _by_axis(group: Group) -> Iterator[tuple[groups.Axis, Int64]]:
     """Yield the axes that rotate pairs, each with the numbers of its pairs."""
-    for number, axis in enumerate(groups.position_axes(config, spec.axes)):
-        pairs = np.flatnonzero(groups.pair_axes(spec) == number)
+    axis_of_pair = next(iter(group.pairs.values())).axis
+    for number, axis in enumerate(group.axes):
+        pairs = np.flatnonzero(axis_of_pair == number)
         if pairs.size > 0:
             yield axis, pairs
 
@@ -113,38 +113,37 @@ def _prepare_scores(panel: Axes, axes: Sequence[groups.Axis]) -> None:
 def _draw_axis(
     panel: Axes,
     scores: Axes,
-    config: Model,
-    layer: Layer,
-    axis: groups.Axis,
+    group: Group,
     pairs: Int64,
-    group: str,
+    largest: float,
+    step: float,
+    name: str,
 ) -> None:
     """Draw the wavelengths and scores of an axis at each length, and grey before scaling.
 
     The grey curve is left out if it equals another.
     """
-    ropes = groups.ropes_by_length(config, layer)
-    after = {length: groups.pair_frequencies(rope.spec)[pairs] for length, rope in ropes.items()}
-    spec = next(iter(ropes.values())).spec
-    before = groups.unscaled(spec, layer.rope_parameters)[pairs]
-    changed = [groups.changed_pairs(frequencies, before) for frequencies in after.values()]
-    largest = axis.extent or _largest_distance(spec, groups.contexts(config, layer))
+    before = next(iter(group.pairs.values())).before[pairs]
+    changed = [at_length.changed[pairs] for at_length in group.pairs.values()]
     otherwise = "after scaling" if np.any(changed) else ""
-    curves = [(length or otherwise, frequencies) for length, frequencies in after.items()]
+    curves = [
+        (length or otherwise, at_length.frequencies[pairs])
+        for length, at_length in group.pairs.items()
+    ]
     if all(pairs_of_length.any() for pairs_of_length in changed):
         curves.append(("before scaling", before))
     for label, frequencies in curves:
         color = f"C{len(scores.lines)}"
         style: dict[str, Any] = {"color": color, "marker": ".", "zorder": 2.0}
         style |= _BEFORE if frequencies is before else {}
-        label = _plain(f"{group} {label}".strip()) or "all pairs"
+        label = _plain(f"{name} {label}".strip()) or "all pairs"
         panel.plot(pairs, 2 * np.pi / frequencies, **style, label=label)
-        distances, values = expected_scores(frequencies, largest, axis.step)
+        distances, values = expected_scores(frequencies, largest, step)
         # A curve that equals earlier ones, as of another axis, is wider and drawn behind them.
         equal = sum(np.array_equal(line.get_ydata(), values) for line in scores.lines)
         style |= {"linewidth": _LINE + _RIM * equal, "zorder": style["zorder"] - equal / 10}
         scores.plot(distances, values, **style | {"marker": ""})
-    _shade(panel, pairs, np.any(changed, axis=0), f"{group} pairs that scaling changes".strip())
+    _shade(panel, pairs, np.any(changed, axis=0), f"{name} pairs that scaling changes".strip())
 
 
 def _shade(panel: Axes, pairs: Int64, changed: NDArray[np.bool_], label: str) -> None:
@@ -176,14 +175,14 @@ def _draw_contexts(
         scores.axvline(length, color="0.4", linestyle=style, linewidth=1, label=label)
 
 
-def _title(config: Model, layers: Sequence[Layer]) -> str:
+def _title(rotated: Sequence[Group]) -> str:
     """Return the model, its rope types and attention factors."""
-    ropes = [rope for layer in layers for rope in groups.ropes_by_length(config, layer).values()]
+    ropes = [rope for group in rotated for rope in group.ropes.values()]
     types = dict.fromkeys(rope.rope_type for rope in ropes)
     factors = dict.fromkeys(f"{rope.attention_factor:.4g}" for rope in ropes)
     heads = ", the first head" if ropes[0].spec.inv_freq.shape[2] > 1 else ""
     facts = f"rope type {', '.join(types)}; attention factor {', '.join(factors)}"
-    return f"{cut(model_name(config))}{heads}\n{facts}"
+    return f"{cut(rotated[0].model)}{heads}\n{facts}"
 
 
 def _plain(text: str) -> str:
@@ -191,13 +190,14 @@ def _plain(text: str) -> str:
     return text.replace("$", "\\$")
 
 
-def _largest_distance(spec: RopeSpec, known: Mapping[str, int]) -> float:
+def _largest_distance(group: Group) -> float:
     """Return the maximum context, or a bounded stand-in for configs without one."""
+    known = group.contexts
     if "maximum context" in known:
         return known["maximum context"]
     if known:
         return _TIMES_ORIGINAL * known["original context"]
-    frequencies = groups.pair_frequencies(spec)
+    frequencies = next(iter(group.pairs.values())).frequencies
     longest = 2 * np.pi / frequencies[frequencies > 0].min()
     return float(np.clip(longest, _LEAST_DISTANCE, _MOST_DISTANCE))
 

@@ -13,10 +13,8 @@ from rope_cpu import export
 from rope_cpu.arguments.texts import escaped
 from rope_cpu.cli import command_line, groups
 from rope_cpu.cli.command_line import UsageError, print_lines
-from rope_cpu.cli.verify_rows import TOKENS, Heads, Row, pairing, rows
-from rope_cpu.models.layer import Layer
-from rope_cpu.models.model import Model
-from rope_cpu.rotation.embedding import RotaryEmbedding
+from rope_cpu.cli.groups import Group
+from rope_cpu.cli.verify_rows import TOKENS, Row, pairing, rows
 
 # Elements of q: eight times those of the largest models, and some 10 GB of references.
 LARGEST = 2**26
@@ -52,49 +50,40 @@ def run(args: argparse.Namespace) -> int:
         command_line.check_file(args.json)
     config = command_line.config_from_arguments(args)
     model = "Llama 3.1 8B" if args.config is None else str(args.config)
-    layers = groups.from_arguments(config, args)
-    with command_line.usage_errors():
-        ropes = [
-            next(iter(groups.ropes_by_length(config, layer).values()), None) for layer in layers
-        ]
-        heads = [_heads(config, layer) for layer in layers]
-    names = [layer.layer_type for layer in layers]
-    if not any(heads):
-        listed = ", ".join(name or "all layers" for name in names)
+    found = groups.from_arguments(config, args)
+    if not any(group.spec for group in found):
+        listed = ", ".join(group.layer_type or "all layers" for group in found)
         raise UsageError(f"nothing to verify: {listed} are not rotated")
-    found = {
-        name: _verified(model, name, rope, counts)
-        for name, rope, counts in zip(names, ropes, heads, strict=True)
-    }
+    with command_line.usage_errors():
+        for group in found:
+            _check(group)
+    verified = {group.layer_type: _verified(model, group) for group in found}
     _print(LEGEND)
     if args.json is not None:
-        _write_json(args.json, model, found)
-    failed = any(row.verdict == "FAIL" for rows in found.values() for row in rows)
+        _write_json(args.json, model, verified)
+    failed = any(row.verdict == "FAIL" for rows in verified.values() for row in rows)
     return 1 if failed else 0
 
 
-def _heads(config: Model, layer: Layer) -> Heads | None:
-    """Return the numbers of heads, None without a rotation; raise UsageError for too many."""
-    if layer.spec is None:
-        return None
-    heads = config.heads(layer.layer_type)
-    head_dim = layer.spec.head_dim
-    if heads[0] * head_dim * TOKENS > LARGEST:
-        raise UsageError(
-            f"the config has {heads[0]} heads of {head_dim} elements; "
-            f"a prefill of {TOKENS} tokens of them is too large to verify"
-        )
-    return heads
+def _check(group: Group) -> None:
+    """Raise UsageError for too many heads, ValueError if they or the rotation are left open."""
+    for rope in group.ropes.values():
+        heads, _ = group.heads
+        if heads * rope.head_dim * TOKENS > LARGEST:
+            raise UsageError(
+                f"the config has {heads} heads of {rope.head_dim} elements; "
+                f"a prefill of {TOKENS} tokens of them is too large to verify"
+            )
 
 
-def _verified(
-    model: str, layer_type: str | None, rope: RotaryEmbedding | None, heads: Heads | None
-) -> list[Row]:
-    """Print what a layer type rotates, and each row as soon as it is known; return the rows."""
-    name = model if layer_type is None else f"{model}, {layer_type}"
-    if rope is None or heads is None:
+def _verified(model: str, group: Group) -> list[Row]:
+    """Print what layers rotate, and each row as soon as it is known; return the rows."""
+    name = model if group.layer_type is None else f"{model}, {group.layer_type}"
+    rope = next(iter(group.ropes.values()), None)
+    if rope is None:
         print_lines([f"{name}: not rotated", ""])
         return []
+    heads = group.heads
     facts = f"rope type {rope.rope_type}, {rope.rotary_dim} of {rope.head_dim} elements rotated"
     _print(f"{name}: {facts} in {pairing(rope)} pairs; q ({heads[0]} heads) and k ({heads[1]})")
     print_lines(["", _HEADER])

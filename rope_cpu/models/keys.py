@@ -8,7 +8,6 @@ The vocabulary, keys.json, has lists of keys, and patterns of names:
 - `nullable`: keys for which null is a value of its own and not the model type's default;
 - `read`: keys that are read for every model type; `layers`: those of types without layer sections
   and unrotated layer types; `widths_of_slices`: those of rows with a default, and of unknown types;
-- `of_rows`: keys that only a row has;
 - `widths`, `other_widths`: keys whose names elsewhere must not be passed over for a default;
 - `asks`: keys and values that ask for a rotation, in types that are usually not rotated;
 - `rotation`, `asking`: keys of rotations, and flags of which true is neutral and not false.

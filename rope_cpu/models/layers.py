@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from functools import cache
 from typing import Any
 
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
-from rope_cpu.arguments.texts import shown
-from rope_cpu.frequencies.rope_types import MISSING
 from rope_cpu.frequencies.scaling import DEFAULT_THETA, SECTION_KEYS, without_nulls
 from rope_cpu.models import keys
 from rope_cpu.models.layer import Layer
@@ -150,48 +148,23 @@ def _first(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-def is_latent(values: Config) -> bool:
-    """Return True for latent attention (MLA).
+def values_by_type(values: Config, facts: ModelFacts) -> dict[str | None, Config]:
+    """Return the values in which layers of a type differ: widths and numbers of heads.
 
-    With `use_mla` false, DeepSeek's first code has the attention of Llama.
+    They are those of other keys, or of `per_layer_config` (Gemma 4, in transformers 5).
     """
-    return "qk_rope_head_dim" in values and bool(values.get("use_mla", True))
-
-
-def head_dim(values: Config, layer_type: str | None) -> int:
-    """Return the width of a head vector, or of its rotated part with latent attention (MLA)."""
-    if is_latent(values):
-        key = "qk_rope_head_dim"
-        return scalars.whole_number(key, values[key], 2, limits.HEAD_DIM)
-    width = values_of_type(values, layer_type).get("head_dim")
-    if width is None:  # it follows from the hidden size and the number of heads
-        for key in ("hidden_size", "num_attention_heads"):
-            if key not in values:
-                raise ArgumentError(key, MISSING, "be given, or `head_dim`, which follows from it")
-        heads = scalars.whole_number(key, values[key], 1, limits.HEADS)
-        width = scalars.whole_number("hidden_size", values["hidden_size"], 1, limits.HIDDEN_SIZE)
-        width //= heads
-    return scalars.whole_number("head_dim", width, 2, limits.HEAD_DIM)
-
-
-def values_of_type(values: Config, layer_type: str | None) -> Config:
-    """Return the values of a config with those of a layer type, which may have its own widths."""
-    own_keys = values.get("by_layer_type", {}).get(layer_type, {})
-    own = {name: value_at(values, key) for name, key in own_keys.items()}
-    return {**values, **without_nulls(own), **_layer_config(values, layer_type)}
-
-
-def _layer_config(values: Config, layer_type: str | None) -> Config:
-    """Return the entry of `per_layer_config` for a layer type (Gemma 4, in transformers 5)."""
-    layers = values.get("per_layer_config")
-    layer_types = values.get("layer_types") or ()
-    if not layers or layer_type not in layer_types:
-        return {}
-    index = layer_types.index(layer_type)
-    entry = layers.get(str(index), layers.get(index)) or {}
-    if not isinstance(entry, Mapping):
-        raise ArgumentTypeError("per_layer_config", entry, "hold an object for each layer")
-    return entry
+    found: dict[str | None, Config] = {
+        layer_type: without_nulls({name: value_at(values, key) for name, key in own_keys.items()})
+        for layer_type, own_keys in facts.by_layer_type.items()
+    }
+    by_index = values.get("per_layer_config") or {}
+    first = {kind: index for index, kind in reversed([*enumerate(values.get("layer_types") or ())])}
+    for layer_type, index in first.items() if by_index else ():
+        entry = by_index.get(str(index), by_index.get(index)) or {}
+        if not isinstance(entry, Mapping):
+            raise ArgumentTypeError("per_layer_config", entry, "hold an object for each layer")
+        found[layer_type] = {**found.get(layer_type, {}), **entry}
+    return found
 
 
 def layers_of(values: Config, sections: Sections) -> tuple[Layer, ...]:
@@ -209,58 +182,6 @@ def layers_of(values: Config, sections: Sections) -> tuple[Layer, ...]:
         made(kind, rotated and (is_listed or sections.get(kind, {}) is not None), theta)
         for kind, (rotated, theta) in zip(layer_types, _rotations(values, count), strict=True)
     )
-
-
-def head_counts(
-    keys: tuple[Sequence[str], Sequence[str]],
-    values: Config,
-    layer_type: str | None,
-    layer: int | None,
-) -> tuple[int | None, int | None]:
-    """Return the numbers of query heads and of key/value heads, None for one that is not given.
-
-    keys: those of each number, of which the first one present counts.
-    """
-    values = values_of_type(values, layer_type)
-    heads = _head_count(keys[0], values, layer_type, layer)
-    if is_latent(values):
-        return heads, 1
-    return heads, _head_count(keys[1], values, layer_type, layer)
-
-
-def _head_count(
-    keys: Sequence[str], values: Config, layer_type: str | None, layer: int | None
-) -> int | None:
-    key = next((key for key in keys if key in values), None)
-    if key is None:
-        return None
-    number = _value_of_layers(key, values, layer_type, layer)
-    return scalars.whole_number(key, number, 1, limits.HEADS)
-
-
-def _value_of_layers(key: str, values: Config, layer_type: str | None, layer: int | None) -> Any:
-    """Return the value of a key, or the one entry of a list by layer for a layer or a layer type.
-
-    Raises ValueError if the entries differ; those of layers that are not rotated, or have none, do
-    not count.
-    """
-    value = values.get(key)
-    if not isinstance(value, list | tuple):
-        return value
-    entries = scalars.whole_numbers(key, value, 0, most=limits.HEADS, longest=limits.LAYERS)
-    if layer is not None and layer < len(entries):
-        return entries[layer]
-    types = values.get("layer_types") or [layer_type] * len(entries)
-    rotated = values.get("no_rope_layers") or [1] * len(entries)
-    distinct = {
-        entry
-        for entry, kind, flag in zip(entries, types, rotated, strict=False)
-        if layer_type in (None, kind) and flag and entry
-    }
-    if len(distinct) != 1:
-        rule = f"be one number for the layers of `layer_type` {shown(layer_type)}"
-        raise ArgumentError(key, sorted(distinct), rule, "give `layer`")
-    return distinct.pop()
 
 
 def derived_layer_types(model_types: Set[str | None], values: Config) -> dict[str, list[str]]:

@@ -42,6 +42,8 @@ class Model(ABC):
         if the file names none.
     values : mapping
         The keys of that part under standard names, with the defaults of its model type.
+    own_values : {layer type: mapping}
+        The values in which layers of a type differ.
     rope_parameters : {layer type: section}
         The rope parameters by layer type, or under None for all layers. A section None: layers of
         this type are not rotated. Empty for models with several position axes, which have one
@@ -75,6 +77,7 @@ class Model(ABC):
     source: Config
     model_type: str | None
     values: Config
+    own_values: Mapping[str | None, Config] = field(default_factory=dict)
     rope_parameters: Mapping[str | None, RopeParameters | None] = field(default_factory=dict)
     facts: ModelFacts = field(default_factory=ModelFacts, repr=False)
     is_known: bool = True
@@ -129,10 +132,12 @@ class Model(ABC):
             raise ArgumentTypeError("layer_type", layer_type, "be a string")
         if part is None:
             spec = self._build_spec((layer_type, layer), interleaved, angle_dtype)
-            spec = placed(spec, self.facts.rotates)
+            rotates = self.facts.rotates
         else:
             scalars.choice("part", part, ("indexer",))
             spec = self._indexer_spec((layer_type, layer), interleaved, angle_dtype)
+            rotates = self.facts.indexer.get("rotates", "")
+        spec = placed(spec, rotates)
         if interleaved not in (None, spec.interleaved):
             rule = f"be left out, as `interleaved` of this model is {spec.interleaved}"
             raise ArgumentError("interleaved", interleaved, rule)
@@ -145,7 +150,7 @@ class Model(ABC):
         which they may rotate another part in other pairs.
         """
         facts = self.facts.indexer
-        if facts is None:
+        if not facts:
             rule = f"be left out, as no indexer of `model_type` {shown(self.model_type)} is known"
             raise ArgumentError("part", "indexer", rule)
         own_type = facts.get("layer_type")
@@ -167,8 +172,7 @@ class Model(ABC):
         width = scalars.whole_number(key, self.values[key], 2, limits.HEAD_DIM)
         if width < spec.rotary_dim or width % 2:
             raise ArgumentError(key, width, f"be even, and at least {spec.rotary_dim}")
-        spec = replace(spec, head_dim=width, interleaved=interleaved, blocks=(spec.rotary_dim,))
-        return placed(spec, facts.get("rotates", ""))
+        return replace(spec, head_dim=width, interleaved=interleaved, blocks=(spec.rotary_dim,))
 
     @abstractmethod
     def _build_spec(self, asked: Asked, interleaved: bool | None, angle_dtype: str) -> RopeSpec:
@@ -318,16 +322,76 @@ class Model(ABC):
         >>> read({"model_type": "mistral"}).heads()
         (32, 8)
         """
+        layer_type = self.type_of(layer_type, layer)
         try:
-            keys = (self.heads_keys, self.kv_heads_keys)
-            layer_type = self.type_of(layer_type, layer)
-            heads, kv_heads = layers.head_counts(keys, self.values, layer_type, layer)
+            heads = self._head_count(self.heads_keys, layer_type, layer)
+            of_keys = 1 if self.is_latent else None
+            kv_heads = of_keys or self._head_count(self.kv_heads_keys, layer_type, layer)
         except (TypeError, ValueError) as error:
             raise ValueError(f"the config's {error}") from error
         if heads is None:
             listed = ", ".join(HEADS_KEYS)
             raise ValueError(f"the config lacks the number of heads; add one of {listed}")
         return heads, kv_heads or heads
+
+    def _head_count(
+        self, keys: Sequence[str], layer_type: str | None, layer: int | None
+    ) -> int | None:
+        """Return the number under the first key that is present; None if there is none.
+
+        Of a list by layer, the entry of a layer, or the one of all layers of a type: those that are
+        not rotated, or have none, do not count.
+        """
+        values = self.values_of(layer_type)
+        key = next((key for key in keys if key in values), None)
+        if key is None:
+            return None
+        number = values[key]
+        if not isinstance(number, list | tuple):
+            return scalars.whole_number(key, number, 1, limits.HEADS)
+        entries = scalars.whole_numbers(key, number, 0, most=limits.HEADS, longest=limits.LAYERS)
+        if layer is not None and layer < len(entries):
+            return scalars.whole_number(key, entries[layer], 1, limits.HEADS)
+        alike = [Layer(layer_type=layer_type)] * len(entries)
+        distinct = {
+            entry
+            for entry, own in zip(entries, self.layers or alike, strict=False)
+            if entry and own.rotated and layer_type in (None, own.layer_type)
+        }
+        if len(distinct) != 1:
+            rule = f"be one number for the layers of `layer_type` {shown(layer_type)}"
+            raise ArgumentError(key, sorted(distinct), rule, "give `layer`")
+        return distinct.pop()
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether attention is latent (MLA); with `use_mla` false it is that of Llama."""
+        return "qk_rope_head_dim" in self.values and bool(self.values.get("use_mla", True))
+
+    @property
+    def maximum_length(self) -> int:
+        """The max_position_embeddings, 0 if there is none."""
+        key = "max_position_embeddings"
+        return scalars.whole_number(key, self.values.get(key, 0), 0)
+
+    def values_of(self, layer_type: str | None) -> Config:
+        """Return the values of layers of a type."""
+        return {**self.values, **self.own_values.get(layer_type, {})}
+
+    def head_dim(self, layer_type: str | None) -> int:
+        """Return the width of a head vector, or of its rotated part with latent attention (MLA)."""
+        values = self.values_of(layer_type)
+        key = "qk_rope_head_dim" if self.is_latent else "head_dim"
+        width = values.get(key)
+        if width is None:  # it follows from the hidden size and the number of heads
+            for part in ("hidden_size", "num_attention_heads"):
+                if part not in values:
+                    rule = "be given, or `head_dim`, which follows from it"
+                    raise ArgumentError(part, MISSING, rule)
+            heads = scalars.whole_number(part, values[part], 1, limits.HEADS)
+            width = values["hidden_size"]
+            width = scalars.whole_number("hidden_size", width, 1, limits.HIDDEN_SIZE) // heads
+        return scalars.whole_number(key, width, 2, limits.HEAD_DIM)
 
     @cached_property
     def attention(self) -> Layer:
@@ -368,7 +432,7 @@ class Model(ABC):
                 raise ValueError(f"norms of queries and keys {rule}")
         layer_type = self._type_of(facts, index, layer_type)
         num_heads, num_kv_heads = self.heads(layer_type, index)
-        width = layers.head_dim(self.values, layer_type) if spec is None else spec.head_dim
+        width = self.head_dim(layer_type) if spec is None else spec.head_dim
         window = facts.window_of(layer_type)
         parameters = self.rope_parameters
         section = parameters.get(layer_type) or parameters.get(None) or {}

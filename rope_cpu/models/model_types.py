@@ -61,6 +61,10 @@ class ModelFacts:
         The default rope type ignores `partial_rotary_factor`.
     rotates : str
         "end" if the last elements of a head are rotated, where the first ones usually are.
+    rotation_sign : int
+        -1 if the angle is minus position times frequency.
+    by_layer_type : {layer type: {standard key: own key}}
+        The keys of values that layers of a type have instead.
     rotated_heads : int, optional
         Only so many heads are rotated, the first ones.
     unrotated : {layer type: key}
@@ -69,7 +73,7 @@ class ModelFacts:
         Values that describe no rotation we can express; values ["*"]: any value.
     ignored : tuple of str
         Keys with names of rotations that the code does not read, or that rotate nothing.
-    indexer : {fact: value}, optional
+    indexer : {fact: value}
         Of the indexer of sparse attention: `interleaved`, its pairing; `rotates` "end" if it
         rotates the last elements of a head, and not the first ones; `layer_type`, if not all
         layers with a rotation have one. Its heads have `index_head_dim` elements.
@@ -91,11 +95,13 @@ class ModelFacts:
     scaled: tuple[str, ...] = ()
     whole_head: bool = False
     rotates: str = ""
+    rotation_sign: int = 1
+    by_layer_type: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     rotated_heads: int | None = None
     unrotated: Mapping[str, str] = field(default_factory=dict)
     refuse: Mapping[str, Any] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
-    indexer: Mapping[str, Any] | None = None
+    indexer: Mapping[str, Any] = field(default_factory=dict)
     part: tuple[str, str] | None = None
     reads: tuple[str, ...] = (
         *("rope_theta", "partial_rotary_factor"),

@@ -59,12 +59,12 @@ class TextModel(Model):
         chosen = self.select(*asked)
         layer_type = chosen.layer_type
         section = dict(chosen.rope_parameters)
-        width = layers.head_dim(values, layer_type)
+        width = self.head_dim(layer_type)
         rotary_dim = section.pop("rotary_dim", None)
         # The factor does not apply to a latent head, whose rotated width is given, and not to
         # models that always rotate the whole head.
         ignores_partial = facts.whole_head and scaling.rope_type_name(section) == "default"
-        if layers.is_latent(values) or ignores_partial:
+        if self.is_latent or ignores_partial:
             section.pop("partial_rotary_factor", None)
         mrope_section = section.pop("mrope_section", facts.mrope.get("mrope_section"))
         arrangement = ""
@@ -78,7 +78,7 @@ class TextModel(Model):
             max_position_embeddings=values.get("max_position_embeddings"),
             angle_dtype=angle_dtype,
         )
-        if values.get("rotation_sign") == -1:
+        if facts.rotation_sign == -1:
             spec = reverse_direction(spec)
         if facts.rotated_heads is not None:
             heads, _ = self.heads(layer_type)
@@ -144,6 +144,7 @@ def parse(raw: Config) -> TextModel:
         beside={} if unknown_whole or raw.keys() <= text.keys() else raw,
         model_type=values.get("model_type"),
         values=values,
+        own_values=layers.values_by_type(values, facts),
         rope_parameters=sections,
         facts=facts,
         is_known=known_facts is not None,
@@ -216,8 +217,7 @@ def _with_defaults(named: Config, text: Config, facts: ModelFacts) -> dict[str, 
 
 def _standard_names(text: Config, facts: ModelFacts) -> dict[str, Any]:
     """Return the keys of a config under standard names, without nulls."""
-    of_rows = dict.fromkeys(keys.KEYS["of_rows"])  # a file must not set them
-    values = scaling.without_nulls({**text, **of_rows})
+    values = scaling.without_nulls(text)
     for name, own_key in facts.names.items():
         value = model_types.value_at(values, own_key) if own_key else None
         if value is not None:

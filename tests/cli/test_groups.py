@@ -5,45 +5,38 @@ import sys
 import numpy as np
 import pytest
 
-from rope_cpu.cli.groups import (
-    AXES,
-    Axis,
-    layer_groups,
-    name_of,
-    position_axes,
-    unscaled,
-)
+from rope_cpu.cli.groups import AXES, layer_groups
 from rope_cpu.models import reader
 from rope_cpu.models.vision import CLASSES, TOWERS
 
 SIZES = {"hidden_size": 1536, "num_attention_heads": 12}
+TWO_AXES = {"model_type": "qwen2_vl", "head_dim": 6}
+TWO_AXES |= {"rope_scaling": {"type": "mrope", "mrope_section": [1, 2]}}
 
 
 def test_layers_that_are_not_rotated_are_no_part_of_all():
     sizes = {"hidden_size": 512, "num_attention_heads": 4, "num_hidden_layers": 2}
     granite = {**sizes, "model_type": "granite_swa", "layer_rope_theta": [5e6, 0]}
-    config = reader.read(granite)
-    (layer,) = layer_groups(config)
-    assert name_of(config, layer) == "all rotated layers"
-    assert layer.rope_parameters["rope_theta"] == 5e6
+    (group,) = layer_groups(reader.read(granite))
+    assert group.name == "all rotated layers"
+    assert group.parameters["rope_theta"] == 5e6
 
 
 def test_every_layer_type_or_the_one_named():
     config = reader.read({"model_type": "gemma4_text"})
-    names = [name_of(config, layer) for layer in layer_groups(config)]
+    names = [group.name for group in layer_groups(config)]
     assert names == ["sliding_attention", "full_attention"]
-    (layer,) = layer_groups(config, "sliding_attention")
-    assert name_of(config, layer) == "sliding_attention"
+    (group,) = layer_groups(config, "sliding_attention")
+    assert group.name == "sliding_attention"
 
 
 def test_an_odd_share_is_no_scaling():
     """Exponents are over the share itself, 25 elements, though 26 are rotated."""
     sizes = {"hidden_size": 400, "num_attention_heads": 4, "partial_rotary_factor": 0.25}
-    config = reader.read({"model_type": "stablelm", **sizes})
-    (layer,) = layer_groups(config)
-    assert layer.spec.rotary_dim == 26
-    before = unscaled(layer.spec, layer.rope_parameters)
-    np.testing.assert_allclose(before, layer.spec.inv_freq[0, 0, 0], rtol=1e-14)
+    (group,) = layer_groups(reader.read({"model_type": "stablelm", **sizes}))
+    assert group.spec.rotary_dim == 26
+    before = group.pairs[""].before
+    np.testing.assert_allclose(before, group.spec.inv_freq[0, 0, 0], rtol=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -57,23 +50,17 @@ def test_an_odd_share_is_no_scaling():
         ({"_class_name": "HunyuanDiT2DModel"}, ["column", "row"]),
         ({"_class_name": "HunyuanImageTransformer2DModel"}, ["row", "column"]),
         ({"_class_name": "AceStepTransformer1DModel"}, [""]),
+        ({**SIZES, **TWO_AXES}, ["axis 0", "axis 1"]),
     ],
 )
 def test_axes_in_the_order_of_position_ids(config, names):
-    parsed = reader.read(config)
-    assert [axis.name for axis in position_axes(parsed, parsed.spec().axes)] == names
+    (group,) = layer_groups(reader.read(config))
+    assert [axis.name for axis in group.axes] == names
 
 
 def test_every_row_names_axes_of_the_table():
     rows = [*TOWERS.values(), *CLASSES.values()]
     assert {name for row in rows for name in row.axes} <= set(AXES)
-
-
-def test_an_unknown_number_of_axes_is_numbered():
-    section = {"type": "mrope", "mrope_section": [1, 2]}
-    config = {"model_type": "qwen2_vl", "head_dim": 6, **SIZES, "rope_scaling": section}
-    numbered = (Axis("axis 0", "positions"), Axis("axis 1", "positions"))
-    assert position_axes(reader.read(config), 2) == numbered
 
 
 def lines_run(call):

@@ -9,11 +9,10 @@ from text_configs import LLAMA3, PHI3
 
 from rope_cpu.cli import show
 from rope_cpu.cli.command_line import UsageError
-from rope_cpu.cli.groups import Axis, changed_pairs
+from rope_cpu.cli.groups import Axis, Group, Pairs
 from rope_cpu.frequencies.rope_types import ROPE_TYPES, RopeType, dynamic
 from rope_cpu.models import reader
 from rope_cpu.models.attention import FACTS
-from rope_cpu.models.layer import Layer
 from rope_cpu.models.vision import REFUSED
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
@@ -344,16 +343,17 @@ NORM_KEYS = {key: True for key, _ in FACTS["qk_norm_key"].values()}
 )
 def test_lines_fit_a_terminal(config, monkeypatch):
     parsed = reader.read({"rms_norm_eps": 1e-06, **NORM_KEYS, **config})
-    layer = Layer(spec=RotaryEmbedding(64).spec)
+    group = Group(parsed, None, RotaryEmbedding(64).spec)
     for columns in (80, 60):
         monkeypatch.setenv("COLUMNS", str(columns))
-        assert max(map(len, show.describe(parsed, layer))) <= columns
+        assert max(map(len, show.description(group).lines())) <= columns
 
 
 def bands(inv_freq, unscaled):
     """Return the rows of the table of bands without the header, with single spaces."""
-    spec = RotaryEmbedding.from_inv_freq(inv_freq).spec
-    found = list(show.bands_by_axis(spec, np.array(unscaled, float), [Axis("", "tokens")]))
+    frequencies = np.array(inv_freq, float)
+    pairs = Pairs(frequencies, np.zeros(frequencies.shape, int), np.array(unscaled, float))
+    found = list(show.bands_by_axis(pairs, [Axis("", "tokens")]))
     return [" ".join(line.split()) for line in show.band_lines(found)][1:]
 
 
@@ -374,7 +374,8 @@ def test_a_single_pair_of_the_largest_growth_ends_the_ramp():
 def test_roundings_are_no_scaling():
     unscaled = np.array([1.0, 0.5])
     assert bands(unscaled * (1 + 1e-12), unscaled) == ["0-1 6.28 to 12.6 unscaled"]
-    assert changed_pairs(np.array([0.5, 0.0]), np.array([1.0, 1.0])).tolist() == [True, False]
+    pairs = Pairs(np.array([0.5, 0.0]), np.array([0, -1]), np.array([1.0, 1.0]))
+    assert pairs.changed.tolist() == [True, False]
 
 
 def test_long_lists_may_hold_anything():

@@ -63,7 +63,7 @@ def test_a_plot_of_nothing_is_refused(shown):
 def figure_of(config, interleaved=None):
     """Return the figure of a config."""
     parsed = reader.read(config)
-    return draw(parsed, list(layer_groups(parsed, None, interleaved)))
+    return draw(list(layer_groups(parsed, None, interleaved)))
 
 
 def legend_of(figure):
@@ -184,8 +184,8 @@ def test_the_legend_names_each_curve_once(config, labels):
 
 def test_dollar_signs_are_no_formulas(tmp_path):
     config = reader.read({"model_type": r"a$\x$", "head_dim": 8, "rope_theta": 1e4})
-    (layer,) = layer_groups(config, None, False)
-    figure = draw(config, [layer, replace(layer, layer_type=r"b$\y$")])
+    (group,) = layer_groups(config, None, False)
+    figure = draw([group, replace(group, layer_type=r"b$\y$")])
     figure.savefig(tmp_path / "x.png")
 
 

@@ -85,10 +85,7 @@ def test_pairing(folder: str, model_type: str) -> None:
     if model_type in READ_BY_HAND:
         assert known.interleaved is READ_BY_HAND[model_type][0]
         return
-    found = [
-        pairings(apply, known.defaults.get("rotation_sign", 1))
-        for apply in apply_functions(folder).values()
-    ]
+    found = [pairings(apply, known.rotation_sign) for apply in apply_functions(folder).values()]
     # A key that decides chooses between two functions. One that transformers does not know stands
     # for the code of another release, and the one function has the pairing of True.
     if known.interleaved == "rope_interleave":
