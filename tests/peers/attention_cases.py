@@ -6,7 +6,6 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from attention_modules import Module, attention_module, random_model
-from peers.attention_layers import LLAMA3
 
 from rope_cpu import RotaryEmbedding
 
@@ -31,7 +30,14 @@ SMALL = {
     "sliding_window": 8,
 }
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
-LLAMA3 = LLAMA3 | {"original_max_position_embeddings": 16}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 1e4,
@@ -41,7 +47,7 @@ LONGROPE = {
     "factor": 4.0,
 }
 HALF_ROTATED = {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.5}
-GPTJ = {"rotary_dim": 16, "n_embd": 192, "n_head": 6, "n_layer": 2, "n_positions": 64}
+GPTJ = {"rotary_dim": 16, "n_embd": 192, "n_head": 6, "n_layer": 2, "n_positions": 512}
 PHI3 = {"rope_parameters": LONGROPE, "hidden_size": 192, "original_max_position_embeddings": 16}
 FULL, SLIDING = "full_attention", "sliding_attention"
 MIXED = {"layer_types": [SLIDING, FULL]}
@@ -108,20 +114,20 @@ def config_keys(case: Case) -> dict[str, Any]:
 
 
 @cache
-def small_model(name: str) -> tuple[Any, dict[str, Any]]:
+def small_model(name: str, tokens: int = TOKENS) -> tuple[Any, dict[str, Any]]:
     """Run a small model of transformers and return it, with the calls of its modules."""
     case = ALL_CASES[name]
-    return random_model(case.model_type, config_keys(case), TOKENS)
+    return random_model(case.model_type, config_keys(case), tokens)
 
 
 @cache
-def expected(name: str) -> Module:
+def expected(name: str, tokens: int = TOKENS) -> Module:
     """Return the attention of the layer of a case."""
     case = ALL_CASES[name]
-    return attention_module(*small_model(name), case.model_type, case.layer)
+    return attention_module(*small_model(name, tokens), case.model_type, case.layer)
 
 
-def rotary(config: dict[str, Any], layer: int) -> RotaryEmbedding:
+def rotary(config: dict[str, Any], layer: int, tokens: int = TOKENS) -> RotaryEmbedding:
     """The rotation of a layer, with the float32 angles of transformers."""
     rope = RotaryEmbedding.from_config(config, layer=layer, angle_dtype="float32")
-    return rope.at_length(TOKENS) if rope.spec.needs_length else rope
+    return rope.at_length(tokens) if rope.spec.needs_length else rope

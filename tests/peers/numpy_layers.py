@@ -4,7 +4,7 @@ import numpy as np
 
 import rope_cpu
 
-PAGES = 8
+PAGES = 48
 PAGE_SIZE = 8
 
 
