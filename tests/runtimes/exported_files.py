@@ -99,6 +99,7 @@ MODELS = {
     "gemma2-sliding": Model(RotaryEmbedding(256), window=9, softcap=2.0),
     "gemma3-sliding": Model(RotaryEmbedding(256), has_norms=True, window=9),
     "gemma3-full": Model(RotaryEmbedding(256, rope_theta=1e6, scaling=LINEAR), has_norms=True),
+    "glm4.5": Model(RotaryEmbedding(128, rope_theta=1e6, rotary_dim=64)),
     "phi3-longrope": Model(longrope()),
     "gpt-oss": Model(
         RotaryEmbedding(64, rope_theta=150000.0, scaling=YARN), has_sinks=True, window=9
