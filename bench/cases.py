@@ -39,10 +39,7 @@ PEERS: Contenders = {
     "ORT com.microsoft IO-bound": partial(peers.exported_bound, "ort"),
     "ORT primitive ops IO-bound": partial(peers.exported_bound, "primitive"),
 }
-STEPS_OURS: Contenders = {
-    "append": serving.append,
-    "plan alone, no cache": serving.plan_alone,
-}
+STEPS_OURS: Contenders = {"append": serving.append, "plan alone, no cache": serving.plan_alone}
 STEPS_PEERS: Contenders = {"plan and NumPy": serving.plan_and_numpy}
 MOVES: Contenders = {
     "rotate_cached": serving.rotate_cached,

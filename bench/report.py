@@ -8,12 +8,11 @@ from shutil import get_terminal_size
 from typing import Any
 
 from .measure import Case
-from .results import MedianEstimate, OlderRun, Result, Run, Timing, conditions, machine, ratio
+from .results import MedianEstimate, Result, Timing, machine, ratio
 
 WIDTH = 100
-# Formats of the lines of a case and of a comparison.
+# Format of the lines of a case.
 _ROW = "  {:<31} {:>10} {:>15} {:>6} {:>6} {:>8} {}"
-_COMPARED = "  {:<35} {:<28} {:>10} {:>10} {:>8}"
 _UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 
 
@@ -106,25 +105,6 @@ def _ratio_cells(case: Result, row: Timing) -> list[str]:
 
 def _interval_text(low: float, high: float) -> str:
     return f"{_three_digits(low)} … {_three_digits(high)}"
-
-
-def comparison(run: Run, older: OlderRun) -> Iterator[str]:
-    """Yield the medians of rows of rope_cpu in an older run and in this one, and their ratio."""
-    yield ""
-    now = conditions(run.model, run.environment)
-    differences = [f"{key} {value}" for key, value in older.conditions.items() if value != now[key]]
-    if differences:
-        yield from textwrap.wrap(f"The older run differs: {'; '.join(differences)}", WIDTH)
-    lines = [_COMPARED.format("case", "row", "older", "now", "ratio")]
-    for case in run.cases:
-        for row in case.timed("ours"):
-            before = older.medians.get((case.name, row.name))
-            if before is not None:
-                after = row.seconds.median
-                times = (duration(before), duration(after), _three_digits(after / before))
-                lines.append(_COMPARED.format(case.name, row.name, *times)[:WIDTH])
-    nothing = "Nothing was compared: no row of this run is in the older one."
-    yield from lines if len(lines) > 1 else [nothing]
 
 
 def listing(cases: Sequence[Case]) -> Iterator[str]:

@@ -1,11 +1,10 @@
-"""Outcomes of a run, with its environment: rows, results of cases, the run; to and from JSON."""
+"""Outcomes of a run, with its environment: rows, results of cases, the run, and its JSON."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
-import statistics
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -18,7 +17,6 @@ from typing import Any
 import numpy as np
 
 import rope_cpu
-from rope_cpu.arguments.texts import first_line, shown
 from rope_cpu.array_types import Float64
 from rope_cpu.machine import caches
 
@@ -172,11 +170,6 @@ def machine(environment: Mapping[str, Any]) -> str:
     return f"{environment['processor']}, {cores}, {environment['threads']} in use"
 
 
-def conditions(model: str, environment: Mapping[str, Any]) -> dict[str, str]:
-    """Return the conditions in which two runs must agree for their times to be comparable."""
-    return {"machine": machine(environment), "model": model}
-
-
 def available_memory() -> float:
     """Return the available memory in bytes, infinity if it is unknown."""
     available = _system_value("/proc/meminfo", "MemAvailable")
@@ -210,37 +203,3 @@ def save(run: Run, path: str | Path) -> None:
     """Write a run with every sample as JSON."""
     text = json.dumps({"format": FORMAT, **asdict(run)}, indent=1, allow_nan=False)
     Path(path).write_text(f"{text}\n", "utf-8")
-
-
-@dataclass(frozen=True)
-class OlderRun:
-    """An older run: its conditions, and the median seconds by case and row."""
-
-    conditions: dict[str, str]
-    medians: dict[tuple[str, str], float]
-
-
-def load(path: str | Path) -> OlderRun:
-    """Return the run in a file written by `save`.
-
-    Raises ValueError if the file holds no such run, OSError if it cannot be read.
-    """
-    text = Path(path).read_bytes()
-    try:
-        data = json.loads(text)
-        if data["format"] != FORMAT:
-            raise ValueError(f"its format is {shown(data['format'])}")
-        medians = {
-            (str(case["name"]), str(row["name"])): float(statistics.median(row["samples"]))
-            for case in data["cases"]
-            for row in case["rows"]
-            if row["status"] == "timed"
-        }
-        if not all(0 < seconds < inf for seconds in medians.values()):
-            raise ValueError("a median is not a number of seconds above 0")
-        return OlderRun(conditions(str(data["model"]), data["environment"]), medians)
-    except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
-        reason = f"it lacks {error}" if isinstance(error, KeyError) else first_line(error)
-        raise ValueError(
-            f"{path} is not a file of `rope-cpu bench --json` in format {FORMAT}: {reason}"
-        ) from error

@@ -14,7 +14,7 @@ from rope_cpu.arguments.texts import escaped, shown
 from rope_cpu.bench import plot, report
 from rope_cpu.bench.cases import all_cases
 from rope_cpu.bench.measure import Case, measure
-from rope_cpu.bench.results import Run, environment, load, save
+from rope_cpu.bench.results import Run, environment, save
 from rope_cpu.bench.workloads import MODELS, Model
 from rope_cpu.cli import command_line
 from rope_cpu.cli.command_line import print_lines, write_errors
@@ -24,64 +24,27 @@ from rope_cpu.models.reader import read
 _DEFAULT_MODEL = "llama3-8b"
 # Sequence length for frequencies that depend on it.
 _LENGTH = 4096
-_NOT_WITH_LIST = ("json", "plot", "compare")
+_NOT_WITH_LIST = ("json", "plot")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `rope-cpu bench`."""
-    parser.add_argument(
-        "patterns",
-        nargs="*",
-        metavar="PATTERN",
-        help="cases to time, as names, parts of names, or patterns with * and ?; "
-        "default: those that --list marks",
-    )
-    parser.add_argument(
-        "--list",
-        action="store_true",
-        help="list the cases, or those that match PATTERN; * marks the default ones",
-    )
+    add = parser.add_argument
+    patterns = "names of cases, or parts, or patterns with * and ? (default: --list marks them)"
+    add("patterns", nargs="*", metavar="PATTERN", help=patterns)
+    add("--list", action="store_true", help="list all cases, or those of PATTERN")
     source = parser.add_mutually_exclusive_group()
-    source.add_argument(
-        "--model",
-        choices=MODELS,
-        default=_DEFAULT_MODEL,
-        help=f"model whose heads and rotation to use (default: {_DEFAULT_MODEL})",
-    )
-    source.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help="config.json of a Hugging Face model, or its folder, whose heads and rotation to use",
-    )
-    parser.add_argument(
-        "--layer-type",
-        metavar="NAME",
-        help="layer type, such as full_attention, if layer types differ in their rotation",
-    )
-    parser.add_argument(
-        "--peers",
-        action=argparse.BooleanOptionalAction,
-        help="time other libraries in all decode and prefill cases, or in none; default: in those "
-        "of q and k apart, and in the most common others",
-    )
-    parser.add_argument(
-        "--threads",
-        type=_thread_counts,
-        metavar="N[,N…]",
-        default=(),
-        help="number of threads; several numbers, such as 1,2,4, are compared",
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples")
-    parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw the times as dots (.png or .svg)"
-    )
-    parser.add_argument(
-        "--compare",
-        type=Path,
-        metavar="OLD.json",
-        help="print ratios to the medians of an older run, a file written by --json",
-    )
+    model = f"model whose heads and rotation to use (default: {_DEFAULT_MODEL})"
+    source.add_argument("--model", choices=MODELS, default=_DEFAULT_MODEL, help=model)
+    config = "config.json, or its folder, of a model to use instead"
+    source.add_argument("--config", type=Path, metavar="FILE", help=config)
+    command_line.add_layer_type(parser)
+    peers = "time other libraries in all cases, or in none (default: in the most common cases)"
+    add("--peers", action=argparse.BooleanOptionalAction, help=peers)
+    threads = "number of threads; several numbers, such as 1,2,4, are compared"
+    add("--threads", type=_thread_counts, metavar="N[,N…]", default=(), help=threads)
+    add("--json", type=Path, metavar="FILE", help="write all samples")
+    add("--plot", type=Path, metavar="FILE", help="draw the times as dots (.png or .svg)")
 
 
 def _thread_counts(text: str) -> tuple[int, ...]:
@@ -121,7 +84,6 @@ def _run(args: argparse.Namespace) -> int:
         command_line.check_picture(args.plot)
     model = model_from_arguments(args)
     cases = select(_all_cases(args, model), args.patterns)
-    older = load(args.compare) if args.compare else None
     shapes = f"{model.name}: {model.heads} + {model.kv_heads} heads of {model.rope.head_dim}"
     run = Run(shapes, environment())
     _time(run, cases)
@@ -131,8 +93,6 @@ def _run(args: argparse.Namespace) -> int:
     if args.plot:
         with write_errors(args.plot):
             plot.save(run, args.plot)
-    if older is not None:
-        print_lines(report.comparison(run, older))
     return int(any(case.broken for case in run.cases))
 
 

@@ -40,35 +40,24 @@ def print_lines(lines: Iterable[str]) -> None:
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the argument CONFIG and the option --layer-type."""
-    parser.add_argument(
-        "config",
-        nargs="?",
-        type=Path,
-        metavar="CONFIG",
-        help="config.json of a model, its folder, or a GGUF file (default: Llama 3.1 8B)",
-    )
-    parser.add_argument(
-        "--layer-type",
-        metavar="NAME",
-        help="layer type, such as full_attention, if layer types differ in their rotation",
-    )
+    config = "config.json of a model, its folder, or a GGUF file (default: Llama 3.1 8B)"
+    parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG", help=config)
+    add_layer_type(parser)
+
+
+def add_layer_type(parser: argparse.ArgumentParser) -> None:
+    """Declare the option --layer-type."""
+    text = "layer type, such as full_attention, if layer types differ in their rotation"
+    parser.add_argument("--layer-type", metavar="NAME", help=text)
 
 
 def add_pairing_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options for the pairing, needed for model types that do not determine it."""
-    pairing = parser.add_mutually_exclusive_group()
-    pairing.add_argument(
-        "--interleaved",
-        action="store_true",
-        default=None,
-        help="rotate interleaved pairs (2i, 2i+1); default: the pairing of the model type",
-    )
-    pairing.add_argument(
-        "--half",
-        dest="interleaved",
-        action="store_false",
-        help="rotate half-split pairs (i, i+n)",
-    )
+    add = parser.add_mutually_exclusive_group().add_argument
+    interleaved = "rotate interleaved pairs (2i, 2i+1); default: the pairing of the model type"
+    add("--interleaved", action="store_true", default=None, help=interleaved)
+    half = "rotate half-split pairs (i, i+n)"
+    add("--half", dest="interleaved", action="store_false", help=half)
 
 
 def integer(text: str) -> int:

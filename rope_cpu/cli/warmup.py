@@ -12,24 +12,16 @@ from rope_cpu.warmup import compile_kernels, kernel_builds
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `rope-cpu warmup`."""
-    parser.add_argument(
-        "dtypes",
-        nargs="*",
-        metavar="DTYPE",
-        help=f"dtypes to compile for: {DTYPE_LIST} (default: all)",
-    )
-    parser.add_argument(
-        "--cache-dtypes",
-        type=lambda text: text.split(","),
-        metavar="DTYPE[,DTYPE…]",
-        help="also compile the kernels that write to and rotate the caches of a server, for caches "
-        f"of these dtypes: {', '.join(CACHE_FORMATS)}",
-    )
-    parser.add_argument(
-        "--clear",
-        action="store_true",
-        help="delete the cached kernels of this installation instead; do so before `pip uninstall`",
-    )
+    dtypes = f"dtypes to compile for: {DTYPE_LIST} (default: all)"
+    parser.add_argument("dtypes", nargs="*", metavar="DTYPE", help=dtypes)
+    caches = f"also compile the kernels for caches of a server of these: {', '.join(CACHE_FORMATS)}"
+    parser.add_argument("--cache-dtypes", type=_names, metavar="DTYPE[,DTYPE…]", help=caches)
+    clear = "delete the cached kernels of this installation; do so before `pip uninstall`"
+    parser.add_argument("--clear", action="store_true", help=clear)
+
+
+def _names(text: str) -> list[str]:
+    return text.split(",")
 
 
 def run(args: argparse.Namespace) -> int:

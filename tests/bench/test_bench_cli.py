@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import re
 
 import pytest
 
@@ -86,20 +85,6 @@ def test_a_run_prints_and_writes(bench, capsys, tmp_path):
     assert run["environment"]["threads"] == rope_cpu.get_num_threads()
 
 
-def test_a_run_is_compared_with_an_older_one(bench, capsys, tmp_path):
-    path = tmp_path / "old.json"
-    assert bench("serving-1/float32", "--no-peers", "--json", str(path)) == 0
-    data = json.loads(path.read_text())
-    data["cases"][0]["rows"][0]["samples"] = [1e-12]
-    data["environment"]["processor"] = "an older processor"
-    data["model"] = "gpt-5"
-    path.write_text(json.dumps(data))
-    assert bench("serving-1/float32", "--no-peers", "--compare", str(path)) == 0
-    out = capsys.readouterr().out
-    assert "0.00 ns" in out
-    assert re.search(r"\nThe older run differs: machine an older processor, .*; model gpt-5\n", out)
-
-
 def test_peers_are_skipped_by_name_with_the_reason(bench, capsys, monkeypatch):
     monkeypatch.setattr(rotations, "find_spec", lambda name: None)
     assert bench("decode-1/float32", "--peers") == 0
@@ -135,7 +120,6 @@ def test_ours_is_timed_at_each_number_of_threads(name, row, bench, capsys):
         ("decode-1 --plot picture.pdf", "picture.pdf"),
         ("decode-1 --json /", "cannot write /: it is a folder"),
         ("--list --json q.json", "`--json`"),
-        ("--list --compare b.json", "`--compare`"),
         ("--layer-type full_attention", "full_attention"),
     ],
 )

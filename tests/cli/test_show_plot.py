@@ -78,8 +78,7 @@ def context_lines(panel, coordinate):
 
 
 @pytest.mark.parametrize(
-    ("config", "panels"),
-    [(PHI3, 2), (GEMMA3, 2), (PIXTRAL, 3), (MROPE, 4), (FLUX, 4), (FLUX2, 5)],
+    ("config", "panels"), [(PHI3, 2), (GEMMA3, 2), (PIXTRAL, 3), (MROPE, 4), (FLUX, 4), (FLUX2, 5)]
 )
 def test_a_panel_for_each_axis_and_one_of_scores(config, panels):
     figure = figure_of(config)

@@ -119,7 +119,6 @@ def test_names_of_files(printed, tmp_path):
         ("check", model / "config.json"),
         ("bench", "--config", model / "none"),
         ("bench", "--list", MARK),
-        ("bench", "--compare", model / "none"),
         ("warmup", "--cache-dtypes", MARK),
         (MARK,),
     ):

@@ -75,7 +75,6 @@ OPTIONS = {
         "--threads": st.sampled_from(("1", "1,1", "0", "", "1,", "-1", "999", "x", "1" * 5000)),
         "--json": OUTPUTS,
         "--plot": PICTURES,
-        "--compare": FILES,
     },
 }
 ARGUMENTS = {
