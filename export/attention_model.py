@@ -53,6 +53,7 @@ from .options import (
     Int8,
     Mask,
     Names,
+    Source,
     TargetName,
 )
 from .rope_model import batch_and_sequence, build_rotator, of_axes, position_inputs, position_values
@@ -300,11 +301,11 @@ def _projection_weights(weights: Mapping[str, ArrayLike] | None) -> dict[str, Fl
     return arrays
 
 
-def _source_of(argument: object) -> str:
+def _source_of(argument: object) -> Source:
     """Return the source of an array, one of `SOURCES`: no array, an array, or "input"."""
     if argument is None:
         return "none"
-    return INPUT if isinstance(argument, str) and argument == INPUT else "initializer"
+    return "input" if isinstance(argument, str) and argument == INPUT else "initializer"
 
 
 def _norm_weights(qk_norm: tuple[ArrayLike, ArrayLike] | str | None) -> dict[str, Float64]:
@@ -454,7 +455,7 @@ class _ModelBuilder:
         with graph.scope(name):
             if projected:
                 x = self._project(x, name)
-            layout = self.options.layout
+            layout: str = self.options.layout
             attention_layout = self.target.attention_layout
             if self.options.qk_norm != "none" and name != "v":
                 by_head = four_axes(attention_layout)

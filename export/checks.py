@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
-from typing import Any, get_args
+from dataclasses import fields, replace
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import onnxruntime
@@ -26,29 +26,10 @@ from rope_cpu.arguments.scalars import (
 from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import DTYPES, Float64
 
-from .graph import LAYOUTS
-from .options import (
-    INPUT,
-    NAMES,
-    NORM_EPSILON,
-    AttentionLayout,
-    AttentionOptions,
-    AttentionPositions,
-    Cache,
-    Mask,
-    Positions,
-    RopeOptions,
-)
+from .options import NORM_EPSILON, AttentionOptions, RopeOptions
 from .targets import TARGETS, Target
 from .targets.ort import runtime_takes_query_lengths
 
-POSITIONS = get_args(Positions)
-ATTENTION_POSITIONS = get_args(AttentionPositions)
-ATTENTION_LAYOUTS = get_args(AttentionLayout)
-MASKS = get_args(Mask)
-CACHES = get_args(Cache)
-# Where weights of norms, and sinks, come from.
-SOURCES = ("none", "initializer", INPUT)
 NORM_DEFAULTS = {"norm_epsilon": NORM_EPSILON, "norm_offset": 0.0}
 PREFIX_CHARACTERS = frozenset(string.ascii_letters + string.digits + "_./:-")
 
@@ -82,14 +63,14 @@ def check_one_length(rope: RotaryEmbedding) -> None:
 
 def plain_rope_options(options: RopeOptions) -> RopeOptions:
     """Return the options in plain types; raise TypeError or ValueError at the first wrong one."""
-    options = replace(options, **_plain_values(options, _ROPE_VALUES))
+    options = replace(options, **_plain_values(options))
     _raise_first(_rope_problems(options))
     return options
 
 
 def plain_attention_options(options: AttentionOptions) -> AttentionOptions:
     """Return the options in plain types; raise TypeError or ValueError at the first wrong one."""
-    options = replace(options, **_plain_values(options, _ATTENTION_VALUES))
+    options = replace(options, **_plain_values(options))
     _raise_first(_attention_problems(options))
     if options.hidden is not None:
         return replace(options, layout="bsd")  # hidden states are (batch, seq, width)
@@ -299,19 +280,27 @@ def _target_opset(target: Target, opset: int | None, cache: str | None) -> int:
     return opset
 
 
-def _plain_values(
-    options: RopeOptions | AttentionOptions, checks: Mapping[str, ValueCheck]
-) -> dict[str, Any]:
+def _plain_values(options: RopeOptions | AttentionOptions) -> dict[str, Any]:
     """Return the values of options in plain types, with the opset and a dtype of the target."""
-    values = {name: check(name, getattr(options, name)) for name, check in checks.items()}
+    types = get_type_hints(type(options))
+    values = {
+        field.name: _plain_value(field.name, getattr(options, field.name), types[field.name])
+        for field in fields(options)
+    }
     target = TARGETS[values["target"]]
     _check_dtype(target, np.dtype(values["dtype"]))
     return values | {"opset": _target_opset(target, values["opset"], values.get("cache"))}
 
 
-def _one_of(names: Iterable[str]) -> ValueCheck:
-    choices = tuple(names)
-    return lambda name, value: choice(name, value, choices)
+def _plain_value(name: str, value: Any, type_: Any) -> Any:
+    """Return the value of an option in a plain type; raise unless it has the type and its rule."""
+    if get_origin(type_) is Literal:
+        return choice(name, value, get_args(type_))
+    if type_ is bool:
+        return boolean(name, value)
+    if value is None and type(None) in get_args(type_):
+        return None
+    return _CHECKS[name](name, value)
 
 
 def _whole(most: int) -> ValueCheck:
@@ -370,42 +359,23 @@ def _prefix(name: str, value: object) -> str:
     return value
 
 
-_COMMON_VALUES: dict[str, ValueCheck] = {
-    "target": _one_of(TARGETS),
+# The checks of options that are neither truth values nor one of a few names.
+_CHECKS: dict[str, ValueCheck] = {
     "dtype": _dtype_of(DTYPES.values()),
-    "max_positions": _optional(_whole(limits.TABLE)),
+    "max_positions": _whole(limits.TABLE),
     "opset": _optional(_whole(limits.WHOLE)),
-}
-_ROPE_VALUES: dict[str, ValueCheck] = _COMMON_VALUES | {
-    "layout": _one_of(LAYOUTS),
     "inputs": _input_names,
-    "num_heads": _optional(_whole(limits.HEADS)),
-    "num_kv_heads": _optional(_whole(limits.HEADS)),
-    "positions": _one_of(POSITIONS),
-    "inverse": boolean,
-}
-_ATTENTION_VALUES: dict[str, ValueCheck] = _COMMON_VALUES | {
     "num_heads": _whole(limits.HEADS),
     "num_kv_heads": _whole(limits.HEADS),
     "v_head_dim": _whole(limits.HEAD_DIM),
-    "causal": boolean,
-    "past": boolean,
     "norm_epsilon": _float32,
     "norm_offset": lambda name, value: real_number(name, value, zero=True),
-    "qk_norm": _one_of(SOURCES),
-    "sinks": _one_of(SOURCES),
-    "hidden": _optional(_whole(limits.HIDDEN_SIZE)),
-    "output": _optional(_whole(limits.HIDDEN_SIZE)),
-    "positions": _one_of(ATTENTION_POSITIONS),
-    "layout": _one_of(ATTENTION_LAYOUTS),
-    "window": _optional(whole_number),
-    "softcap": _optional(_float32),
+    "hidden": _whole(limits.HIDDEN_SIZE),
+    "output": _whole(limits.HIDDEN_SIZE),
+    "window": whole_number,
+    "softcap": _float32,
     "scale": _float32,
-    "mask": _one_of(MASKS),
-    "cache": _one_of(CACHES),
     "cache_dtype": _optional(_dtype_of([np.dtype(np.int8)])),
-    "batch_chunks": boolean,
     "name_prefix": _prefix,
-    "names": _one_of(NAMES),
-    "layer": _optional(lambda name, value: whole_number(name, value, 0, limits.LAYERS)),
+    "layer": lambda name, value: whole_number(name, value, 0, limits.LAYERS),
 }

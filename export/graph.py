@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -28,7 +28,6 @@ SMALL_SIZE = 16
 # Axis orders of queries and keys, with one letter for each axis. "bsd" is the packed layout
 # (batch, seq, heads·head_dim) of a projection's output.
 Layout = Literal["bhsd", "bshd", "sbhd", "thd", "bsd"]
-LAYOUTS = get_args(Layout)
 # Dynamic dimensions have the names that optimum gives them, which some readers of models look for.
 BATCH = "batch_size"
 SEQUENCE = "sequence_length"

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from .graph import FLOAT32, FLOAT64
+from .graph import FLOAT32, FLOAT64, Layout
 
 NORM_EPSILON = 1e-6
 
@@ -21,8 +21,8 @@ INPUT = "input"
 PADDING_MASKS = ("padding", "tokens")
 BOOLEAN_MASKS = (*PADDING_MASKS, "bool")
 
-# The values of arguments, for type checkers.
-TargetName = Literal["onnx", "primitive", "ort"]
+# The values of options: `checks` takes these, and no others.
+TargetName = Literal["primitive", "onnx", "ort"]
 Positions = Literal["position_ids", "offset", "none"]
 AttentionPositions = Literal["past", "position_ids"]
 AttentionLayout = Literal["bhsd", "bshd", "bsd"]
@@ -30,8 +30,7 @@ Mask = Literal["none", "padding", "bool", "float"]
 Cache = Literal["growing", "shared", "window"]
 Names = Literal["rope_cpu", "optimum"]  # whose names the inputs and outputs have
 Int8 = Literal["int8"] | np.dtype[Any] | type[Any]
-
-NAMES = get_args(Names)
+Source = Literal["none", "initializer", "input"]  # of the weights of norms, and of sinks
 
 # Names of a whole decoder's inputs and outputs, as optimum and onnxruntime-genai have them.
 OPTIMUM_NAMES = {
@@ -52,13 +51,13 @@ class RopeOptions:
 
     kind: ClassVar[str] = "rope"
 
-    target: str
+    target: TargetName
     dtype: Any
-    layout: str
+    layout: Layout
     inputs: Sequence[str]
     num_heads: int | None
     num_kv_heads: int | None
-    positions: str
+    positions: Positions
     max_positions: int | None
     inverse: bool = False
     opset: Any
@@ -93,33 +92,33 @@ class AttentionOptions:
 
     kind: ClassVar[str] = "attention"
 
-    # The order of the fields is that of the entries in a file's metadata.
+    # The order of the fields is that of the entries in a file's metadata, and of their checks.
     num_heads: int
     num_kv_heads: int
     causal: bool
     window: int | None
     softcap: float | None
     scale: float
-    mask: str
-    positions: str
+    mask: Mask
+    positions: AttentionPositions
     max_positions: int | None
     v_head_dim: int
-    target: str
+    target: TargetName
     dtype: Any
-    layout: str
+    layout: AttentionLayout
     norm_epsilon: float
     norm_offset: float
     past: bool
-    cache: str
+    cache: Cache
     cache_dtype: Any
     batch_chunks: bool
     opset: Any
-    qk_norm: str
-    sinks: str
+    qk_norm: Source
+    sinks: Source
     hidden: int | None
     output: int | None
     name_prefix: str
-    names: str
+    names: Names
     layer: int | None
 
     @property

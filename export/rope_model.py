@@ -190,11 +190,7 @@ def position_values(
 
 
 def build_rotator(
-    graph: Graph,
-    rope: RotaryEmbedding,
-    options: RopeOptions,
-    sizes: tuple[str, str],
-    ids: str,
+    graph: Graph, rope: RotaryEmbedding, options: RopeOptions, sizes: tuple[str, str], ids: str
 ) -> Rotator:
     """Add the nodes from positions to cos and sin, and return the target's rotator.
 

@@ -13,7 +13,7 @@ from rope_cpu.arguments.errors import ArgumentError
 
 from ..graph import FLOAT32, HALF, Graph, four_axes, relayout, tensor_shape
 from ..nodes import CosSinValues, Lengths, token_cos_sin
-from ..options import AttentionOptions
+from ..options import AttentionLayout, AttentionOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Target:
     dtypes: tuple[np.dtype[Any], ...] = (FLOAT32, *HALF)
     rotator: type[Rotator]
     attend: Callable[[Attention, str, str, str], tuple[str, str, str]]
-    attention_layout: str = "bshd"
+    attention_layout: AttentionLayout = "bshd"
     per_head: bool = False
     attention_rotates: bool = False
     takes_chunks: bool = True

@@ -18,14 +18,7 @@ from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.frequencies.axes import mrope_pair_axis
 
 from ..graph import BATCH, CAPACITY, FLOAT32, ORT_DOMAIN, SEQUENCE, TOTAL, relayout
-from ..nodes import (
-    CosSinValues,
-    arange,
-    boolean_mask,
-    causal_mask,
-    mask_as_bias,
-    token_cos_sin,
-)
+from ..nodes import CosSinValues, arange, boolean_mask, causal_mask, mask_as_bias, token_cos_sin
 from ..options import AttentionOptions
 from .base import Attention, OperatorRotator, Target
 

@@ -22,7 +22,7 @@ from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import Array
 
 from ..metadata import OPTIONS_KEY
-from ..options import NAMES, name_in_graph
+from ..options import name_in_graph
 
 # The parts of a shared cache, input and output of one buffer: patterns of the first name, and
 # forms of the second.
@@ -169,10 +169,7 @@ def bind(
     _check_names("feeds", feeds, inputs)
     own_results = {name: value for name, value in results.items() if name not in shared}
     _check_names("outputs", outputs, own_results)
-    for argument, arrays, declared in (
-        ("feeds", feeds, inputs),
-        ("outputs", outputs, own_results),
-    ):
+    for argument, arrays, declared in (("feeds", feeds, inputs), ("outputs", outputs, own_results)):
         for name, x in arrays.items():
             _check_array(f"{argument}[{shown(name)}]", x, declared[name])
     _check_capacities(session, feeds)
@@ -262,7 +259,7 @@ def _check_capacities(session: onnxruntime.InferenceSession, feeds: Mapping[str,
         if options.get("cache") != "shared" or most is None:
             continue
         prefix = key.removesuffix(OPTIONS_KEY)
-        names = options.get("names", NAMES[0])  # files of older versions have none
+        names = options.get("names", "rope_cpu")  # files of older versions have none
         name = name_in_graph("past_key", prefix, names, options.get("layer"))
         capacity = feeds[name].shape[2]
         if capacity > most:

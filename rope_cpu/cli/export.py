@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import onnx
 
@@ -23,9 +23,8 @@ from rope_cpu.cli import command_line
 from rope_cpu.cli.command_line import UsageError, integer, print_lines
 from rope_cpu.export import files
 from rope_cpu.export.checkpoint import check_mask, exported_layer, layer_options, layer_weights
-from rope_cpu.export.checks import ATTENTION_POSITIONS, CACHES, MASKS, POSITIONS
-from rope_cpu.export.graph import LAYOUTS
-from rope_cpu.export.options import NAMES
+from rope_cpu.export.graph import Layout
+from rope_cpu.export.options import AttentionPositions, Cache, Mask, Names, Positions
 from rope_cpu.export.targets import TARGETS
 from rope_cpu.export.validation.validate import MAX_SEED
 from rope_cpu.models.layer import Layer
@@ -50,125 +49,68 @@ RULES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `rope-cpu export`."""
     command_line.add_config_arguments(parser)
-    parser.add_argument(
-        "--layer",
-        type=integer,
-        metavar="N",
-        help="index of a layer, from 0, instead of its type",
-    )
+    add = parser.add_argument
+    layer = "index of a layer, from 0, instead of its type"
+    add("--layer", type=integer, metavar="N", help=layer)
     command_line.add_pairing_arguments(parser)
-    _add_rope_arguments(parser)
+    output = "file to write; large tables go to FILE.data"
+    add("-o", "--output", type=Path, required=True, metavar="FILE", help=output)
+    target = "operators of the graph (default: onnx; for a shared cache ort)"
+    add("--target", choices=TARGETS, help=target)
+    dtype = "dtype of inputs and outputs (default: float32)"
+    add("--dtype", choices=DTYPES, default="float32", help=dtype)
+    opset = "default: the lowest opset of the target"
+    add("--opset", type=integer, metavar="N", help=opset)
+    layout = "axes of queries and keys (default: bhsd)"
+    add("--layout", choices=get_args(Layout), default="bhsd", help=layout)
+    sources = sorted({*get_args(Positions), *get_args(AttentionPositions)})
+    add("--positions", choices=sources, help="source of the positions")
+    rows = (
+        "rows of cos and sin tables (default: no tables, computed in the graph; for attention with "
+        "target ort the config's max_position_embeddings)"
+    )
+    add("--max-positions", type=integer, metavar="N", help=rows)
+    length = "sequence length, for rope types that depend on it"
+    add("--seq-len", type=integer, metavar="N", help=length)
+    add("--inverse", action="store_true", help="undo the rotation")
+    add("--seed", type=integer, default=0, help="seed of the validation's inputs (default: 0)")
     _add_attention_arguments(parser)
 
 
-def _add_rope_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="file to write; large tables go to FILE.data",
-    )
-    parser.add_argument(
-        "--target",
-        choices=TARGETS,
-        help="operators of the graph (default: onnx; for a shared cache ort)",
-    )
-    parser.add_argument(
-        "--dtype",
-        choices=DTYPES,
-        default="float32",
-        help="dtype of inputs and outputs (default: float32)",
-    )
-    parser.add_argument(
-        "--opset", type=integer, metavar="N", help="default: the lowest opset of the target"
-    )
-    parser.add_argument(
-        "--layout", choices=LAYOUTS, default="bhsd", help="axes of queries and keys (default: bhsd)"
-    )
-    parser.add_argument(
-        "--positions",
-        choices=sorted({*POSITIONS, *ATTENTION_POSITIONS}),
-        help="source of the positions",
-    )
-    parser.add_argument(
-        "--max-positions",
-        type=integer,
-        metavar="N",
-        help="rows of cos and sin tables (default: no tables, computed in the graph; for attention "
-        "with target ort the config's max_position_embeddings)",
-    )
-    parser.add_argument(
-        "--seq-len",
-        type=integer,
-        metavar="N",
-        help="sequence length, for rope types that depend on it",
-    )
-    parser.add_argument("--inverse", action="store_true", help="undo the rotation")
-    parser.add_argument(
-        "--seed", type=integer, default=0, help="seed of the validation's inputs (default: 0)"
-    )
-
-
 def _add_attention_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(
-        "attention",
-        "of one layer, as its config describes it",
+    add = parser.add_argument_group("attention", "of one layer, as its config has it").add_argument
+    add("--attention", action="store_true", help="write attention with a cache and rotated keys")
+    weights = (
+        "model folder, safetensors file or its index, with the layer's weights; the input is then "
+        "hidden states (default: inputs q, k, v, and the model's norms and sinks)"
     )
-    group.add_argument(
-        "--attention", action="store_true", help="write attention with a cache and rotated keys"
+    add("--weights", type=Path, metavar="PATH", help=weights)
+    departure = (
+        "depart from the model on purpose, such as window=none, or say what its config does not; "
+        "the file's metadata say so"
     )
-    group.add_argument(
-        "--weights",
-        type=Path,
-        metavar="PATH",
-        help="model folder, safetensors file or its index, with the layer's weights; the input is "
-        "then hidden states (default: inputs q, k, v, and the model's norms and sinks)",
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help=departure)
+    add("--mask", choices=get_args(Mask), help="kind of mask that is an input (default: none)")
+    cache = (
+        "growing: each step returns a longer cache (default); shared: written in place, by default "
+        "with target ort, as onnx reads the whole capacity at each step; window: likewise, of the "
+        "last tokens alone"
     )
-    group.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="depart from the model on purpose, such as window=none, or say what its config does "
-        "not; the file's metadata say so",
+    add("--cache", choices=get_args(Cache), help=cache)
+    cache_dtype = "dtype of a shared cache, with scales as inputs (default: that of --dtype)"
+    add("--cache-dtype", choices=("int8",), help=cache_dtype)
+    chunks = (
+        "target ort: several new tokens on a shared past for a batch above 1 too; the file needs "
+        "onnxruntime 1.32"
     )
-    group.add_argument(
-        "--mask",
-        choices=MASKS,
-        help="kind of mask that is an input (default: none)",
+    add("--batch-chunks", action="store_true", default=None, help=chunks)
+    names = (
+        "optimum: past_key_values.N.key, present.N.key and attention_mask, for the layer N of "
+        "--layer (default: rope_cpu)"
     )
-    group.add_argument(
-        "--cache",
-        choices=CACHES,
-        help="growing: each step returns a longer cache (default); shared: written in place, by "
-        "default with target ort, as onnx reads the whole capacity at each step; window: likewise, "
-        "of the last tokens alone",
-    )
-    group.add_argument(
-        "--cache-dtype",
-        choices=("int8",),
-        help="dtype of a shared cache, with scales as inputs (default: that of --dtype)",
-    )
-    group.add_argument(
-        "--batch-chunks",
-        action="store_true",
-        default=None,
-        help="target ort: several new tokens on a shared past for a batch above 1 too; the file "
-        "needs onnxruntime 1.32",
-    )
-    group.add_argument(
-        "--names",
-        choices=NAMES,
-        help="optimum: past_key_values.N.key, present.N.key and attention_mask, for the layer N of "
-        "--layer (default: rope_cpu)",
-    )
-    group.add_argument(
-        "--name-prefix",
-        metavar="PREFIX",
-        help="beginning of all names in the graph, for layers that are to be merged",
-    )
+    add("--names", choices=get_args(Names), help=names)
+    prefix = "beginning of all names in the graph, for layers that are to be merged"
+    add("--name-prefix", metavar="PREFIX", help=prefix)
 
 
 def run(args: argparse.Namespace) -> int:

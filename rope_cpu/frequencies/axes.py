@@ -23,7 +23,6 @@ SPANS = get_args(Span)
 def axial(
     head_dim: int,
     axes: int = 2,
-    *,
     rope_theta: float | Sequence[float] = 10000.0,
     interleaved: bool = False,
     axis_dims: Sequence[int] | None = None,
@@ -45,7 +44,6 @@ def axial(
 def mrope(
     head_dim: int,
     mrope_section: Sequence[int],
-    *,
     rope_theta: float,
     mrope_interleaved: bool = False,
     interleaved: bool = False,
@@ -66,11 +64,7 @@ def mrope(
         rule = f"add up to at most {head_dim // 2}, the pairs of head_dim {head_dim}"
         raise ArgumentError("mrope_section", axis_pairs, rule)
     one_axis = scaled(
-        head_dim,
-        rope_theta=theta,
-        rotary_dim=2 * pairs,
-        interleaved=interleaved,
-        scaling=section,
+        head_dim, rope_theta=theta, rotary_dim=2 * pairs, interleaved=interleaved, scaling=section
     )
     return to_mrope(one_axis, axis_pairs, is_interleaved)
 

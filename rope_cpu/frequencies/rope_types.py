@@ -171,12 +171,12 @@ def powers(settings: RopeSettings, *, max_position_embeddings: int) -> Result:
 
 def yarn(
     settings: RopeSettings,
-    *,
     original_max_position_embeddings: int,
     factor: float | None = None,
-    max_position_embeddings: int | None = None,
     beta_fast: float | None = None,
     beta_slow: float | None = None,
+    *,
+    max_position_embeddings: int | None = None,
     mscale: float | None = None,
     mscale_all_dim: float | None = None,
     attention_factor: float | None = None,
@@ -247,7 +247,6 @@ def yarn(
 
 def deepseek_yarn(
     settings: RopeSettings,
-    *,
     original_max_position_embeddings: int,
     factor: float,
     beta_fast: float | None = None,
@@ -277,19 +276,12 @@ def deepseek_yarn(
     ----------
     `DeepseekScalingRotaryEmbedding` in vLLM (rotary_embedding/deepseek_scaling_rope.py) and SGLang.
     """
-    inv_freq, _ = yarn(
-        settings,
-        original_max_position_embeddings=original_max_position_embeddings,
-        factor=factor,
-        beta_fast=beta_fast,
-        beta_slow=beta_slow,
-    )
+    inv_freq, _ = yarn(settings, original_max_position_embeddings, factor, beta_fast, beta_slow)
     return inv_freq, _yarn_mscale(factor, mscale) / _yarn_mscale(factor, mscale_all_dim)
 
 
 def telechat3_yarn(
     settings: RopeSettings,
-    *,
     original_max_position_embeddings: int,
     factor: float,
     beta_fast: float | None = None,
@@ -313,14 +305,8 @@ def telechat3_yarn(
     `_yarn_get_mscale` in mindformers/modules/layers.py of Tele-AI/TeleChat3;
     `TeleChat3RoPEScaledRotaryEmbedding` in vLLM (rotary_embedding/telechat3_scaling_rope.py).
     """
-    inv_freq, _ = yarn(
-        settings,
-        original_max_position_embeddings=original_max_position_embeddings,
-        factor=factor,
-        beta_fast=beta_fast,
-        beta_slow=beta_slow,
-    )
-    return inv_freq, _yarn_mscale(factor, 0.7)
+    length = original_max_position_embeddings
+    return deepseek_yarn(settings, length, factor, beta_fast, beta_slow, mscale=0.7)
 
 
 def ntk(settings: RopeSettings, *, factor: float, mixed_b: float | None = None) -> Result:
@@ -536,14 +522,6 @@ def _doublings(length: int, original: int) -> int:
     return math.ceil(math.log2(max(length, original) / original) + 1) - 1
 
 
-def _never(parameters: Mapping[str, Any]) -> bool:
-    return False
-
-
-def _always(parameters: Mapping[str, Any]) -> bool:
-    return True
-
-
 @dataclass(frozen=True)
 class RopeType:
     """A row of the table.
@@ -568,7 +546,7 @@ class RopeType:
     """
 
     compute: Callable[..., Result]
-    depends_on_length: Callable[[Mapping[str, Any]], bool] = _never
+    depends_on_length: Callable[[Mapping[str, Any]], bool] = lambda parameters: False
     cache_length: Callable[[int, int], int] = lambda length, original: length
     ranges: str = "others at every token"
     inert_values: Mapping[str, float] = field(default_factory=dict)
@@ -605,7 +583,7 @@ ROPE_TYPES: dict[str, RopeType] = {
     ),
     "dynamic_powers": RopeType(
         powers,
-        depends_on_length=_always,
+        depends_on_length=lambda parameters: True,
         cache_length=lambda length, original: original << _doublings(length, original),
         ranges="up to {original} one base, from {longer} another at each doubling",
     ),
@@ -615,7 +593,7 @@ ROPE_TYPES: dict[str, RopeType] = {
     "ntk": RopeType(ntk),
     "longrope": RopeType(
         longrope,
-        depends_on_length=_always,
+        depends_on_length=lambda parameters: True,
         cache_length=lambda length, original: original + (length > original),
         ranges="up to {original} the short factors, from {longer} the long ones",
     ),

@@ -179,7 +179,6 @@ def _cached_frequencies(rule: ScalingRule, length: int) -> tuple[Float64, float]
 
 def scaled(
     head_dim: int,
-    *,
     rope_theta: float | None = None,
     rotary_dim: int | None = None,
     interleaved: bool = False,

@@ -283,7 +283,6 @@ class RopeSpec:
 
 def from_inv_freq(
     inv_freq: ArrayLike,
-    *,
     head_dim: int | None = None,
     attention_factor: float = 1.0,
     interleaved: bool = False,

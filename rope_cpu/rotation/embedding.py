@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rope_cpu.arguments import scalars
-from rope_cpu.arguments.arrays import (
-    check_array,
-    check_dtype,
-    check_layout,
-    check_out_tables,
-)
+from rope_cpu.arguments.arrays import check_array, check_dtype, check_layout, check_out_tables
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.position_ids import (
     check_coordinates,
@@ -41,19 +36,7 @@ from rope_cpu.rotation.cos_sin import CosSin, PackedCosSin, check_rerotation, ro
 from rope_cpu.rotation.plan import MISSING, RotaryPlan
 
 
-class _Constructors(type):
-    """The class of a class whose errors name its own constructor for that of other libraries."""
-
-    if not TYPE_CHECKING:  # type checkers would accept every attribute
-
-        def __getattr__(cls, name: str) -> object:
-            text = f"type object {cls.__name__!r} has no attribute {name!r}"
-            if name == "from_pretrained":
-                text += f"; use {cls.__name__}.from_config, with the model's folder or config.json"
-            raise AttributeError(text, name=name, obj=cls)
-
-
-class RotaryEmbedding(metaclass=_Constructors):
+class RotaryEmbedding:
     """A rotary position embedding.
 
     Pair i of a head vector is rotated by the angle position · inv_freq[i], in radians, and scaled
@@ -137,16 +120,10 @@ class RotaryEmbedding(metaclass=_Constructors):
         max_position_embeddings: int | None = None,
         angle_dtype: AngleDtype = "float64",
     ) -> None:
-        spec = scaled(
-            head_dim,
-            rope_theta=rope_theta,
-            rotary_dim=rotary_dim,
-            interleaved=interleaved,
-            scaling=scaling,
-            max_position_embeddings=max_position_embeddings,
-            angle_dtype=angle_dtype,
+        length = max_position_embeddings
+        self._set_spec(
+            scaled(head_dim, rope_theta, rotary_dim, interleaved, scaling, length, angle_dtype)
         )
-        self._set_spec(spec)
 
     @classmethod
     def from_spec(cls, spec: RopeSpec) -> Self:
@@ -350,13 +327,7 @@ class RotaryEmbedding(metaclass=_Constructors):
         >>> rope.rotary_dim, rope.inv_freq
         (4, array([1. , 0.1]))
         """
-        spec = from_inv_freq(
-            inv_freq,
-            head_dim=head_dim,
-            attention_factor=attention_factor,
-            interleaved=interleaved,
-            blocks=blocks,
-        )
+        spec = from_inv_freq(inv_freq, head_dim, attention_factor, interleaved, blocks)
         return cls.from_spec(spec)
 
     @classmethod
@@ -409,15 +380,7 @@ class RotaryEmbedding(metaclass=_Constructors):
         >>> rope.rotate(np.ones((1, 6, 4, 64), np.float32), ids).shape
         (1, 6, 4, 64)
         """
-        spec = axial(
-            head_dim,
-            axes,
-            rope_theta=rope_theta,
-            interleaved=interleaved,
-            axis_dims=axis_dims,
-            span=span,
-        )
-        return cls.from_spec(spec)
+        return cls.from_spec(axial(head_dim, axes, rope_theta, interleaved, axis_dims, span))
 
     @classmethod
     def mrope(
@@ -466,14 +429,7 @@ class RotaryEmbedding(metaclass=_Constructors):
         >>> rope.axes, rope.inv_freq.shape
         (3, (3, 64))
         """
-        spec = mrope(
-            head_dim,
-            mrope_section,
-            rope_theta=rope_theta,
-            mrope_interleaved=mrope_interleaved,
-            interleaved=interleaved,
-            scaling=scaling,
-        )
+        spec = mrope(head_dim, mrope_section, rope_theta, mrope_interleaved, interleaved, scaling)
         return cls.from_spec(spec)
 
     @classmethod

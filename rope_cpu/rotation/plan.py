@@ -16,13 +16,7 @@ from rope_cpu.caches.slots import slots_of_keys
 from rope_cpu.launch.append import append, rotate_normalised
 from rope_cpu.launch.arrays import HeadLayout, Rotation
 from rope_cpu.launch.results import LARGE, new_like
-from rope_cpu.launch.rotate import (
-    Launch,
-    launcher,
-    repeated,
-    rotate_cached,
-    rotate_copies,
-)
+from rope_cpu.launch.rotate import Launch, launcher, repeated, rotate_cached, rotate_copies
 from rope_cpu.rotation.cos_sin import CosSin, PackedCosSin
 
 _ndarray = np.ndarray

@@ -24,11 +24,7 @@ CONFIG = {
 }
 YARN = {
     **CONFIG,
-    "rope_scaling": {
-        "rope_type": "yarn",
-        "factor": 32.0,
-        "original_max_position_embeddings": 4096,
-    },
+    "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096},
 }
 GEMMA3 = {
     "model_type": "gemma3_text",

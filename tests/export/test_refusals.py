@@ -88,11 +88,7 @@ ROPE = [
     (rope(max_positions=0), ValueError, "`max_positions` is 0"),
     (rope(max_positions=2.5), TypeError, "`max_positions` is 2.5"),
     (rope(max_positions=HUGE), ValueError, "`max_positions` is an integer of"),
-    (
-        rope(WIDE, max_positions=2**24),
-        ValueError,
-        "`max_positions` is 16777216: a table of",
-    ),
+    (rope(WIDE, max_positions=2**24), ValueError, "`max_positions` is 16777216: a table of"),
     (rope(num_heads=2**40), ValueError, "`num_heads` is 1099511627776; it must be at most 4096"),
     (rope(num_kv_heads=2), ValueError, "`num_kv_heads` is 2; it must be left out, as `num_h"),
     (rope(inputs=("q",), num_kv_heads="2"), TypeError, "`num_kv_heads` is '2'"),

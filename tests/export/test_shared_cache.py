@@ -37,10 +37,7 @@ OPTIONS = {
 STEPS = {
     "prefill": [((0, 0, 0), 14)],
     "prefill and single steps": [((0, 0, 0), 12), ((12, 12, 12), 1), ((13, 13, 13), 1)],
-    "rows of different length": [
-        ((0, 0, 0), 9),
-        *[((8 + i, 3 + i, 5 + i), 1) for i in range(6)],
-    ],
+    "rows of different length": [((0, 0, 0), 9), *[((8 + i, 3 + i, 5 + i), 1) for i in range(6)]],
 }
 # Rows of different length in a cache of a window, where no row may come back to an earlier token
 # once tokens are evicted.
@@ -414,11 +411,7 @@ BIND_REFUSED = [
     ({"past_lengths": [0]}, TypeError, "`feeds['past_lengths']` is a list"),
     ({"past_key": np.ma.array(CACHE)}, TypeError, "`feeds['past_key']` is a masked array"),
     ({"attention": np.ma.array(RESULT)}, TypeError, "`outputs['attention']` is a masked array"),
-    (
-        {"k": np.zeros((1, 1, 3, 32), np.float32)},
-        ValueError,
-        "`feeds['k']` has shape (1, 1, 3",
-    ),
+    ({"k": np.zeros((1, 1, 3, 32), np.float32)}, ValueError, "`feeds['k']` has shape (1, 1, 3"),
     ({"past_key": TRANSPOSED}, ValueError, "`feeds['past_key']` has strides"),
     ({"mask": np.zeros(1)}, ValueError, "it must hold q"),
     ({"present_key": CACHE}, ValueError, "`outputs` holds "),

@@ -11,14 +11,8 @@ X = np.zeros((2, 3), np.float32)
 ERRORS = [
     (ArgumentError("x", 0, "be at least 1"), "`x` is 0; it must be at least 1"),
     (ArgumentError("x", "0", "be 1", "pass 1"), "`x` is '0'; it must be 1; pass 1"),
-    (
-        ArgumentError("x", Finding.shape_of(X), "be (s,)"),
-        "`x` has shape (2, 3); it must be (s,)",
-    ),
-    (
-        ArgumentTypeError("x", Finding.dtype_of(X), "be i4"),
-        "`x` has dtype float32; it must be i4",
-    ),
+    (ArgumentError("x", Finding.shape_of(X), "be (s,)"), "`x` has shape (2, 3); it must be (s,)"),
+    (ArgumentTypeError("x", Finding.dtype_of(X), "be i4"), "`x` has dtype float32; it must be i4"),
     (ArgumentError("x", Finding.holds(np.nan), "be finite"), "`x` holds nan; it must be finite"),
 ]
 

@@ -156,12 +156,6 @@ def test_one_array_in_a_call_for_two_gets_the_call_for_one(call):
         call(X)
 
 
-def test_the_constructor_of_transformers_gets_that_of_this_library():
-    with pytest.raises(AttributeError, match=re.escape("use RotaryEmbedding.from_config")):
-        RotaryEmbedding.from_pretrained("path/to/model")
-    assert not hasattr(RotaryEmbedding, "of_no_library")
-
-
 def test_a_short_name_of_a_dtype_gets_the_known_one():
     with pytest.raises(TypeError, match=re.escape("(did you mean 'bfloat16'?)")):
         rope_cpu.KVCache.zeros(1, 16, 4, 64, dtype="bf16")
