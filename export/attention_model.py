@@ -16,6 +16,7 @@ from rope_cpu.arguments.scalars import finite_array, real_array
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Dtype, Float64
 
+from . import nodes
 from .checks import check_arrays, check_attention, check_rotary_embedding, plain_attention_options
 from .graph import (
     BATCH,
@@ -30,17 +31,6 @@ from .graph import (
     tensor_shape,
 )
 from .metadata import attention_descriptions, attention_text, model_metadata, rotation_text
-from .nodes import (
-    MASK_INPUT,
-    MASK_SHAPES,
-    PAST_LENGTHS,
-    Lengths,
-    masked_ids,
-    masked_lengths,
-    rms_norm,
-    sequence_lengths,
-    shared_cache_lengths,
-)
 from .options import (
     INPUT,
     NORM_EPSILON,
@@ -289,10 +279,7 @@ def _projection_weights(weights: Mapping[str, ArrayLike] | None) -> dict[str, Fl
             "o_bias"
         )
         raise ArgumentError("weights", Finding.holds(shown(list(weights))), rule)
-    arrays = {
-        name: real_array(f"weights[{shown(name)}]", value).astype(np.float64, copy=False)
-        for name, value in weights.items()
-    }
+    arrays = {name: _float64(f"weights[{shown(name)}]", x) for name, x in weights.items()}
     for name, array in arrays.items():
         axes = ("out",) if name.endswith("_bias") else ("out", "in")
         if array.ndim != len(axes):
@@ -321,12 +308,12 @@ def _norm_weights(qk_norm: tuple[ArrayLike, ArrayLike] | str | None) -> dict[str
     if len(qk_norm) != 2:
         finding = Finding(f"holds {len(qk_norm)} arrays")
         raise ArgumentError("qk_norm", finding, "hold two, for q and k")
-    return {
-        f"{name}_norm": real_array(f"qk_norm[{index}]", qk_norm[index]).astype(
-            np.float64, copy=False
-        )
-        for index, name in enumerate("qk")
-    }
+    return {f"{name}_norm": _float64(f"qk_norm[{i}]", qk_norm[i]) for i, name in enumerate("qk")}
+
+
+def _float64(name: str, value: ArrayLike) -> Float64:
+    """Return an array of numbers as float64."""
+    return real_array(name, value).astype(np.float64, copy=False)
 
 
 def _sink_values(sinks: ArrayLike | str | None) -> dict[str, Float64]:
@@ -369,7 +356,7 @@ class _ModelBuilder:
         q, k, v = (self._attention_input(name, x, rotator) for name, x in inputs.items())
         with graph.scope("attention"):
             past = self._past()
-            bias = self._to_compute_dtype(MASK_INPUT) if options.mask == "float" else None
+            bias = self._to_compute_dtype(nodes.MASK_INPUT) if options.mask == "float" else None
             attention = Attention(graph, options, rotator, lengths, past, bias, self._sinks())
             result, keys, values = self.target.attend(attention, q, k, v)
         self._declare_outputs(result, keys, values)
@@ -386,19 +373,22 @@ class _ModelBuilder:
         _rename(model, prefixed)
         return model
 
-    def _lengths(self, batch: str, sequence: str) -> Lengths:
+    def _lengths(self, batch: str, sequence: str) -> nodes.Lengths:
         """Return the lengths of past and present, from the past or from the rows' own lengths."""
         options = self.options
         if not options.is_shared:
-            return sequence_lengths(self.graph, sequence, "past_key" if options.past else None)
-        past = masked_lengths(self.graph, sequence) if options.has_token_mask else PAST_LENGTHS
+            past_key = "past_key" if options.past else None
+            return nodes.sequence_lengths(self.graph, sequence, past_key)
+        past = nodes.PAST_LENGTHS
+        if options.has_token_mask:
+            past = nodes.masked_lengths(self.graph, sequence)
         positions = (options.max_positions or INT32_MAX) if options.keeps_window else None
-        return shared_cache_lengths(self.graph, batch, sequence, past, positions)
+        return nodes.shared_cache_lengths(self.graph, batch, sequence, past, positions)
 
-    def _positions(self, sizes: tuple[str, str], lengths: Lengths) -> str:
+    def _positions(self, sizes: tuple[str, str], lengths: nodes.Lengths) -> str:
         """Return the position ids of the new tokens."""
         if self.options.follows_mask:
-            return of_axes(self.graph, self.rope, masked_ids(self.graph, lengths))
+            return of_axes(self.graph, self.rope, nodes.masked_ids(self.graph, lengths))
         return position_values(self.graph, self.rope, self.rotation, sizes, lengths.past)
 
     def _declare_inputs(self) -> list[str]:
@@ -416,14 +406,14 @@ class _ModelBuilder:
             graph.input("past_value", options.cached_dtype, self._cache_shape("v", length))
         if options.has_token_mask:
             columns = TOTAL_OF_ROWS if options.is_shared else TOTAL
-            graph.input(MASK_INPUT, np.int64, [BATCH, columns])
+            graph.input(nodes.MASK_INPUT, np.int64, [BATCH, columns])
         elif options.is_shared:
-            graph.input(PAST_LENGTHS, np.int64, [BATCH])
+            graph.input(nodes.PAST_LENGTHS, np.int64, [BATCH])
         for declaration in position_inputs(self.rope, self.rotation):
             graph.input(*declaration)
         if options.mask != "none":
             mask_dtype = self.dtype if options.mask == "float" else np.bool_
-            graph.input(MASK_INPUT, mask_dtype, MASK_SHAPES[options.mask])
+            graph.input(nodes.MASK_INPUT, mask_dtype, nodes.MASK_SHAPES[options.mask])
         for name, array_shape in options.array_inputs(self.rope.head_dim).items():
             dtype = np.float32 if name in SCALES else self.dtype
             graph.input(name, dtype, array_shape)
@@ -483,7 +473,9 @@ class _ModelBuilder:
         else:
             array = self.arrays[f"{name}_norm"] + offset
             weight = graph.initializer(f"{name}_norm", array.astype(self.compute_dtype))
-        return rms_norm(graph, x, weight, width, self.options.norm_epsilon, self.compute_dtype)
+        return nodes.rms_norm(
+            graph, x, weight, width, self.options.norm_epsilon, self.compute_dtype
+        )
 
     def _sinks(self) -> str | None:
         """Return the sinks (heads,) in the compute dtype, None without them."""

@@ -12,17 +12,9 @@ import onnxruntime
 from numpy.typing import DTypeLike
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.arguments import limits
+from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.arrays import to_dtype
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
-from rope_cpu.arguments.scalars import (
-    boolean,
-    check_length,
-    check_table_size,
-    choice,
-    real_number,
-    whole_number,
-)
 from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import DTYPES, Float64
 
@@ -82,7 +74,7 @@ def check_rope(options: RopeOptions, rope: RotaryEmbedding) -> None:
     check_one_length(rope)
     if options.max_positions is not None:
         rows = options.max_positions
-        check_table_size("max_positions", rows, rows, rope.spec.pairs)
+        scalars.check_table_size("max_positions", rows, rows, rope.spec.pairs)
     _check_coordinates(rope, options.positions)
     _raise_first(_rotation_problems(options, rope))
 
@@ -295,16 +287,16 @@ def _plain_values(options: RopeOptions | AttentionOptions) -> dict[str, Any]:
 def _plain_value(name: str, value: Any, type_: Any) -> Any:
     """Return the value of an option in a plain type; raise unless it has the type and its rule."""
     if get_origin(type_) is Literal:
-        return choice(name, value, get_args(type_))
+        return scalars.choice(name, value, get_args(type_))
     if type_ is bool:
-        return boolean(name, value)
+        return scalars.boolean(name, value)
     if value is None and type(None) in get_args(type_):
         return None
     return _CHECKS[name](name, value)
 
 
 def _whole(most: int) -> ValueCheck:
-    return lambda name, value: whole_number(name, value, 1, most)
+    return lambda name, value: scalars.whole_number(name, value, 1, most)
 
 
 def _optional(check: ValueCheck) -> ValueCheck:
@@ -327,7 +319,7 @@ def _dtype_of(known: Iterable[np.dtype[Any]]) -> ValueCheck:
 
 def _float32(name: str, value: object) -> float:
     """Return a positive number; raise if it is close to the limits of float32 or beyond them."""
-    number = real_number(name, value)
+    number = scalars.real_number(name, value)
     if not _fits_float32(number):
         raise ArgumentError(name, number, FLOAT32_RULE)
     return number
@@ -341,7 +333,7 @@ def _input_names(name: str, value: object) -> tuple[str, ...]:
     """Return the names of inputs; raise unless they are different identifiers."""
     if not isinstance(value, list | tuple):
         raise ArgumentTypeError(name, value, "be a sequence of names")
-    check_length(name, value, limits.INPUTS)
+    scalars.check_length(name, value, limits.INPUTS)
     identifiers = all(isinstance(entry, str) and entry.isidentifier() for entry in value)
     if not value or not identifiers or len(set(value)) < len(value):
         rule = "be a non-empty list of different identifiers (letters, digits, _)"
@@ -369,13 +361,13 @@ _CHECKS: dict[str, ValueCheck] = {
     "num_kv_heads": _whole(limits.HEADS),
     "v_head_dim": _whole(limits.HEAD_DIM),
     "norm_epsilon": _float32,
-    "norm_offset": lambda name, value: real_number(name, value, zero=True),
+    "norm_offset": lambda name, value: scalars.real_number(name, value, zero=True),
     "hidden": _whole(limits.HIDDEN_SIZE),
     "output": _whole(limits.HIDDEN_SIZE),
-    "window": whole_number,
+    "window": scalars.whole_number,
     "softcap": _float32,
     "scale": _float32,
     "cache_dtype": _optional(_dtype_of([np.dtype(np.int8)])),
     "name_prefix": _prefix,
-    "layer": lambda name, value: whole_number(name, value, 0, limits.LAYERS),
+    "layer": lambda name, value: scalars.whole_number(name, value, 0, limits.LAYERS),
 }

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from .. import nodes
 from ..graph import BATCH, TOTAL, Shape
-from ..nodes import (
-    CosSinValues,
-    SharedCache,
-    boolean_mask,
-    causal_mask,
-    mask_as_bias,
-    token_cos_sin,
-    with_sinks,
-)
 from .base import Attention, OperatorRotator, Target
 
 
 class OnnxRotator(OperatorRotator):
     """Rotates by ai.onnx RotaryEmbedding."""
 
-    def tables(self, cos_sin: CosSinValues, name: str) -> list[str]:
+    def tables(self, cos_sin: nodes.CosSinValues, name: str) -> list[str]:
         """Return tables and ids, or cos and sin (batch, seq, pairs) per token."""
         if cos_sin.ids is not None and cos_sin.pair_axis is None:
             ids = self.expanded(cos_sin.ids, "position_ids_by_batch")
             return [cos_sin.cos, cos_sin.sin, ids]
-        per_token = token_cos_sin(self.graph, cos_sin)
+        per_token = nodes.token_cos_sin(self.graph, cos_sin)
         return [
             self.expanded(value, f"{name}/{function}_by_batch", per_token.pairs)
             for function, value in per_token.by_name().items()
@@ -94,7 +86,7 @@ def _attend_with_sinks(
     if bias is None:
         bias = graph.scalar(0.0, attention.compute_dtype)
     elif options.mask != "float":
-        bias = mask_as_bias(graph, bias, None, attention.compute_dtype)
+        bias = nodes.mask_as_bias(graph, bias, None, attention.compute_dtype)
     inputs = _inputs_with_sinks(attention, keys, values, bias, attention.lengths.total, sinks)
     return graph.node("Attention", [q, *inputs], "attend", **attributes), keys, values
 
@@ -112,11 +104,16 @@ def _inputs_with_sinks(
     sizes = [graph.ints(1, heads), attention.lengths.sequence, length]
     shape = graph.node("Concat", sizes, "bias/shape", axis=0)
     bias = graph.node("Expand", [bias, shape], "bias")
-    return [keys_and_sink, values_and_sink, with_sinks(graph, bias, sinks, (heads,))]
+    return [keys_and_sink, values_and_sink, nodes.with_sinks(graph, bias, sinks, (heads,))]
 
 
 def _attend_to_shared_cache(
-    attention: Attention, shared: SharedCache, q: str, k: str, v: str, attributes: dict[str, Any]
+    attention: Attention,
+    shared: nodes.SharedCache,
+    q: str,
+    k: str,
+    v: str,
+    attributes: dict[str, Any],
 ) -> tuple[str, str, str]:
     """Write TensorScatter, and Attention over the whole cache.
 
@@ -135,10 +132,10 @@ def _attend_to_shared_cache(
     mask = ""
     if _left_window(attention) is None:
         attributes = attributes | {"is_causal": 0}
-        mask = causal_mask(graph, attention.lengths, options.window, capacity)
+        mask = nodes.causal_mask(graph, attention.lengths, options.window, capacity)
     inputs = [attended_keys, attended_values, mask, "", "", shared.total]
     if attention.sinks is not None:
-        bias = mask_as_bias(graph, mask, None, dtype)
+        bias = nodes.mask_as_bias(graph, mask, None, dtype)
         inputs = _inputs_with_sinks(
             attention, attended_keys, attended_values, bias, capacity, attention.sinks
         )
@@ -180,11 +177,11 @@ def _mask(attention: Attention) -> str | None:
     causal = None
     masks_window = options.window is not None and _left_window(attention) is None
     if masks_window or (options.causal and _masks_order(attention)):
-        causal = causal_mask(graph, attention.lengths, options.window)
-    mask = boolean_mask(graph, attention.lengths, options, causal)
+        causal = nodes.causal_mask(graph, attention.lengths, options.window)
+    mask = nodes.boolean_mask(graph, attention.lengths, options, causal)
     if bias is None or mask is None:
         return mask or bias
-    return mask_as_bias(graph, mask, bias, attention.compute_dtype)
+    return nodes.mask_as_bias(graph, mask, bias, attention.compute_dtype)
 
 
 ONNX = Target(

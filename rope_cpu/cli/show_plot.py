@@ -31,6 +31,7 @@ _STYLE: dict[Any, Any] = {
     "lines.linewidth": _LINE,
     "lines.markersize": 3,
     "legend.frameon": False,
+    "text.parse_math": False,  # a dollar sign in a name begins no formula
 }
 # Of a curve before scaling: marks would hide its dashes.
 _BEFORE = {"color": "0.55", "linestyle": "--", "marker": "", "zorder": 1.5}
@@ -71,7 +72,7 @@ def draw(found: Sequence[Group]) -> Figure:
             label = f"{name} {axis.name}".strip()
             _draw_axis(waves[axis], scores, group, pairs, largest, axis.step, label)
     _draw_contexts(waves, scores, [group.contexts for group in rotated])
-    figure.suptitle(_plain(_title(rotated)))
+    figure.suptitle(_title(rotated))
     figure.legend(loc="outside lower center", ncols=2)
     return figure
 
@@ -136,7 +137,7 @@ def _draw_axis(
         color = f"C{len(scores.lines)}"
         style: dict[str, Any] = {"color": color, "marker": ".", "zorder": 2.0}
         style |= _BEFORE if frequencies is before else {}
-        label = _plain(f"{name} {label}".strip()) or "all pairs"
+        label = f"{name} {label}".strip() or "all pairs"
         panel.plot(pairs, 2 * np.pi / frequencies, **style, label=label)
         distances, values = expected_scores(frequencies, largest, step)
         # A curve that equals earlier ones, as of another axis, is wider and drawn behind them.
@@ -159,7 +160,7 @@ def _shade(panel: Axes, pairs: Int64, changed: NDArray[np.bool_], label: str) ->
         color="0.93",
         linewidth=0,
         zorder=0,
-        label=_plain(label),
+        label=label,
     )
 
 
@@ -183,11 +184,6 @@ def _title(rotated: Sequence[Group]) -> str:
     heads = ", the first head" if ropes[0].spec.inv_freq.shape[2] > 1 else ""
     facts = f"rope type {', '.join(types)}; attention factor {', '.join(factors)}"
     return f"{cut(rotated[0].model)}{heads}\n{facts}"
-
-
-def _plain(text: str) -> str:
-    """Return a text in which Matplotlib takes no dollar sign for the start of a formula."""
-    return text.replace("$", "\\$")
 
 
 def _largest_distance(group: Group) -> float:

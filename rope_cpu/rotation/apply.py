@@ -7,13 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rope_cpu.arguments.arrays import (
-    check_array,
-    check_inputs,
-    check_layout,
-    check_tables,
-    share_memory,
-)
+from rope_cpu.arguments import arrays
 from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.arguments.position_ids import parse_table_rows
 from rope_cpu.arguments.scalars import boolean
@@ -84,11 +78,11 @@ def apply_rotary(
     >>> np.array_equal(rope_cpu.apply_rotary(x, cos, sin), rope.rotate(x))
     True
     """
-    x = check_array("x", x, check_layout(layout))
-    cos, sin = check_tables(cos, sin, position_ids is not None, layout)
+    x = arrays.check_array("x", x, arrays.check_layout(layout))
+    cos, sin = arrays.check_tables(cos, sin, position_ids is not None, layout)
     rotary_dim = 2 * cos.shape[-1]
     for name, table in (("cos", cos), ("sin", sin)):
-        if isinstance(out, np.ndarray) and share_memory(out, table):
+        if isinstance(out, np.ndarray) and arrays.share_memory(out, table):
             shares = Finding(f"shares memory with `{name}`")
             remedy = "pass another array or a copy of the table"
             raise ArgumentError("out", shares, "share nothing with the inputs", remedy)
@@ -117,7 +111,7 @@ def apply_rotary(
         if same and launch(table, x, x, result, result, 1):
             return result
     subject = "`cos` and `sin` are for" if position_ids is None else "`position_ids` are for"
-    check_inputs({"x": x}, layout, x.shape[-1], cos_sin.shape[1:], subject, subject)
+    arrays.check_inputs({"x": x}, layout, x.shape[-1], cos_sin.shape[1:], subject, subject)
     (result,) = rotate_copies({"x": x}, None if out is None else {"out": out}, launch_for)
     return result
 
