@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import faulthandler
-import json
 import random
 import sys
 import tempfile
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
@@ -17,14 +15,8 @@ from onnx import numpy_helper
 from refusals import check_text
 
 from rope_cpu import RotaryEmbedding, export
-from rope_cpu.export.options import AttentionOptions, RopeOptions
 
-DROPPED = "(dropped)"
 KINDS = ("rope", "attention", "computed", "ort", "shared")
-OPTIONS_KEY = "rope_cpu.export"
-OPTION_NAMES = sorted(
-    {field.name for kind in (RopeOptions, AttentionOptions) for field in fields(kind)}
-)
 
 
 @cache
@@ -48,16 +40,6 @@ def model_of(kind):
     """Return a rotary embedding, and a new copy of a model of it."""
     rope, written = _exported(kind)
     return rope, onnx.ModelProto.FromString(written)
-
-
-def change_metadata(model, change):
-    """Change the options in a model's metadata; change: a text, or values by name."""
-    (entry,) = [entry for entry in model.metadata_props if entry.key == OPTIONS_KEY]
-    if isinstance(change, str):
-        entry.value = change
-        return
-    options = json.loads(entry.value) | change
-    entry.value = json.dumps({name: value for name, value in options.items() if value != DROPPED})
 
 
 def _reshaped(model, draw):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import onnx
-import pytest
 from fuzz import damaged
 from fuzz.rotaries import rotaries
 from fuzz.test_guarded import run_module
@@ -115,35 +112,6 @@ def check_exported(write, rope, options):
     assert report.passed, str(report)
 
 
-TEXTS = ("", "null", "[]", "1", '"x"', "{", "{}", "NaN", "\0", "x" * 10_000, "[" * 100_000)
-KINDS = ('{"kind": "rope"}', '{"kind": null}', '{"kind": []}', '{"kind":' * 50_000)
-NAMES = ("", *TARGETS, "bhsd", "bsd", "float64", "x" * 5000, ["q"], [], {})
-NUMBERS = (2**40, 10**30, 1e300, float("nan"))
-OPTION_VALUES = st.none() | st.booleans() | st.integers(-2, 70) | st.sampled_from(NUMBERS + NAMES)
-
-
-@st.composite
-def metadata_changes(draw):
-    """Draw a change of the options in a model's metadata: a text, or options by name."""
-    if draw(st.booleans()):
-        return draw(st.sampled_from(TEXTS + KINDS))
-    names = st.sampled_from(("kind", *damaged.OPTION_NAMES, "unknown"))
-    values = OPTION_VALUES | st.just(damaged.DROPPED)
-    return draw(st.dictionaries(names, values, min_size=1, max_size=3))
-
-
-@pytest.mark.parametrize("kind", damaged.KINDS)
-def test_changed_metadata(search, kind):
-    """Metadata that do not fit the model."""
-
-    def check(change):
-        rope, model = damaged.model_of(kind)
-        damaged.change_metadata(model, change)
-        damaged.check_damaged(model, rope)
-
-    search(check, 25, change=metadata_changes())
-
-
 def test_damaged_models(search):
     """Tensors of other shapes, nodes removed, bytes of the file changed.
 
@@ -155,24 +123,6 @@ def test_damaged_models(search):
         return int(last)
 
     search.rounds(run_round)
-
-
-def test_paths_of_models(search, tmp_path):
-    """Files that are no models, and names of no file."""
-
-    def check(name, content):
-        path = tmp_path / name
-        if content is not None:
-            path.write_bytes(content)
-        rope, _ = damaged.model_of("rope")
-        try:
-            damaged.check_damaged(path, rope)
-        finally:
-            path.unlink(missing_ok=True)
-
-    names = st.sampled_from(("x.onnx", "x.json", "x.txt", "x", "x.textproto"))
-    search(check, 20, name=names, content=st.none() | st.binary(max_size=40) | st.just(b"{}"))
-    assert not os.listdir(tmp_path)
 
 
 def test_a_damaged_model_is_noticed():

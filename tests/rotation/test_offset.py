@@ -95,18 +95,11 @@ def test_offset_is_the_position_of_the_first_token(rng):
     assert np.array_equal(
         rope.rotate(x, offset=per_row), rope.rotate(x, per_row[:, None] + np.arange(4))
     )
+    assert np.array_equal(rope.rotate(x, offset=[5, 900]), rope.rotate(x, offset=per_row))
+    with pytest.raises(ValueError, match="positions are given for 2"):
+        rope.rotate(np.concatenate([x, x]), [[1, 2, 3, 4]] * 2)
     seq_first = rope.rotate(oracle.to_layout(x, "sbhd"), offset=[5, 900], layout="sbhd")
     assert np.array_equal(oracle.from_layout(seq_first, "sbhd"), rope.rotate(x, offset=per_row))
-
-
-def test_an_offset_for_each_row(rng):
-    rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(16))
-    q, k = draw(rng, (3, 2, 4, 16), np.float32), draw(rng, (3, 2, 2, 16), np.float32)
-    expected = rope.plan([[5, 6], [0, 1], [-7, -6]])(q, k)
-    with pytest.raises(ValueError, match="positions are given for 2"):
-        rope(q, k, [[1, 2], [3, 4]])
-    for offset in ([5, 0, -7], np.array([5, 0, -7])):
-        assert all(map(np.array_equal, rope(q, k, offset=offset), expected))
 
 
 def test_no_rows_take_no_offsets():

@@ -1,7 +1,7 @@
 """RotaryPlan: cos and sin of one step, for every layer, dtype, batch and number of heads."""
 
 import pickle
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
 import numpy as np
@@ -33,11 +33,25 @@ def test_one_plan_serves_every_dtype_batch_and_number_of_heads(rng):
             assert_rotated(plan.rotate(x), rope, x, np.array([[3, 1, 4]] * batch))
 
 
-def test_plans_print_and_pickle():
-    plan, x = RotaryEmbedding(6, rotary_dim=4).plan([1, 2, 3]), np.ones((1, 3, 1, 6), np.float32)
-    assert np.array_equal(pickle.loads(pickle.dumps(plan)).rotate(x), plan.rotate(x))
-    assert "seq=3" in repr(plan)
-    assert "head_dim=6, rotary_dim=4" in repr(plan)
+ROPE = RotaryEmbedding(6, rotary_dim=4)
+PLANS = {
+    "seq=3, layout='bshd', rotate, ": ROPE.plan([1, 2, 3]),
+    "seq=3, layout='bshd', inverse, ": ROPE.plan([1, 2, 3], inverse=True),
+    "seq=any, layout='bshd', shift, ": ROPE.shift_plan(-40),
+    "seq=3, layout='bshd', shift, ": ROPE.shift_plan([4, 5, 6]),
+    "seq=3, layout='bshd', rerotate, ": ROPE.rerotate_plan(RotaryEmbedding(6, 50.0, 4), [1, 2, 3]),
+}
+
+
+@pytest.mark.parametrize("text", PLANS)
+def test_plans_print_and_pickle(text, rng):
+    plan = PLANS[text]
+    again = pickle.loads(pickle.dumps(plan))
+    x = draw(rng, (2, 3, 1, 6), np.float64)
+    assert isinstance(plan, RotaryPlan)
+    assert f"{text}head_dim=6, rotary_dim=4" in repr(plan)
+    assert repr(again) == repr(plan)
+    assert np.array_equal(again.rotate(x), plan.rotate(x))
 
 
 def test_one_plan_serves_dtypes_in_turn(monkeypatch, rng):
@@ -86,24 +100,19 @@ def test_a_plan_outlives_the_ids_it_was_made_from(rng):
     assert np.array_equal(plan.rotate(x), rope.rotate(x, [1, 2, 3]))
 
 
-def test_threads_share_a_plan(rng):
-    rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(128))
-    plan = rope.plan(np.arange(64))
-    arrays = [draw(rng, (1, 64, 32, 128), np.float32) for _ in range(6)]
+@pytest.mark.parametrize("counts", [[64] * 6, range(1, 7)])
+def test_threads_share_a_plan(counts, rng):
+    """Of one number of tokens, and of any."""
+    rope = RotaryEmbedding(128)
+    plan = rope.shift_plan(3) if len(set(counts)) > 1 else rope.plan(np.arange(64))
+    arrays = [draw(rng, (1, tokens, 32, 128), np.float32) for tokens in counts]
     right = [plan.rotate(x) for x in arrays]
-    wrong = []
 
-    def work(x, expect):
-        for _ in range(30):
-            if not np.array_equal(plan.rotate(x), expect):
-                wrong.append(1)
+    def is_right(x, expect):
+        return all(np.array_equal(plan.rotate(x), expect) for _ in range(100))
 
-    threads = [threading.Thread(target=work, args=pair) for pair in zip(arrays, right, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(len(arrays)) as threads:
+        assert all(threads.map(is_right, arrays, right))
 
 
 def test_an_argument_whose_dtype_raises_is_named():
@@ -120,7 +129,6 @@ def zeros(*shape, dtype=np.float32):
     return np.zeros(shape, dtype)
 
 
-ROPE = RotaryEmbedding.from_inv_freq([1.0, 0.1], head_dim=6)
 AXIAL = RotaryEmbedding.from_inv_freq([[1.0, 0.1], [0.5, 2.0], [1.0, 1.0]])
 PLAN = ROPE.plan([1, 2, 3])
 X = np.zeros((2, 3, 4, 6), np.float32)

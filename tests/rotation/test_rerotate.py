@@ -1,7 +1,5 @@
 """RotaryEmbedding.rerotate_plan: rotated keys changed to the rotation of other frequencies."""
 
-import pickle
-
 import numpy as np
 import oracle
 import pytest
@@ -157,14 +155,6 @@ def test_the_switch_of_longrope(dtype, rng):
     )
     in_turn = packed.rotate(np.concatenate([keys[0, :7], keys[0]]))
     assert in_turn.tobytes() == np.concatenate([kept[0, :7], switched[0]]).tobytes()
-
-
-def test_plans_print_and_pickle(rng):
-    old, new = pair()
-    x = draw(rng, (1, 3, 1, 10), np.float64)
-    plan = new.rerotate_plan(old, [1, 2, 3])
-    assert "seq=3, layout='bshd', rerotate, head_dim=10, rotary_dim=8" in repr(plan)
-    assert np.array_equal(pickle.loads(pickle.dumps(plan)).rotate(x), plan.rotate(x))
 
 
 OLD, NEW = pair()

@@ -6,8 +6,6 @@ import pickle
 import numpy as np
 import oracle
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from oracle import assert_rotated, draw, expected
 from refusals import assert_refused
 
@@ -53,15 +51,6 @@ def test_16_bit_results_are_the_rounded_float64_result_almost_always(name, inter
     assert np.mean(rope.rotate(x, positions).astype(np.float64) == nearest) > 0.999
 
 
-@pytest.mark.parametrize("blocks", [2, (8, 20, 4)])
-def test_blocks_are_paired_within_themselves(blocks, dtype, interleaved, rng):
-    rope = RotaryEmbedding.from_inv_freq(
-        oracle.inv_freq(32), head_dim=36, interleaved=interleaved, blocks=blocks
-    )
-    x = draw(rng, (1, 5, 3, 36), dtype)
-    assert_rotated(rope.rotate(x), rope, x, np.arange(5)[None])
-
-
 def test_short_heads(dtype, interleaved, rng):
     for pairs in range(1, 20):
         rope = RotaryEmbedding.from_inv_freq(
@@ -80,20 +69,6 @@ def test_ids_of_one_row_serve_every_batch(rng):
     ids = np.array([7, 3, 3, 0])
     assert np.array_equal(rope.rotate(x, ids[None]), rope.rotate(x, ids))
     assert np.array_equal(rope.rotate(x, ids), rope.rotate(x, np.tile(ids, (3, 1))))
-
-
-def test_several_axes_and_heads_with_frequencies_of_their_own(rng):
-    matrix = rng.uniform(-2, 2, (2, 3, 8))  # axes, heads, pairs
-    rope = RotaryEmbedding.from_inv_freq(matrix)
-    x = draw(rng, (2, 5, 6, 16), np.float64)
-    ids = rng.uniform(-50, 50, (2, 5, 2))
-    result = rope.rotate(x, ids)
-    for head in range(6):  # two heads in a row share the frequencies of head h // 2
-        cos, sin = oracle.cos_sin_axes(ids, matrix[:, head // 2])
-        exact, reach = oracle.rotate(x[:, :, head : head + 1], cos, sin)
-        assert (
-            np.abs(result[:, :, head : head + 1] - exact) <= oracle.bound(exact, reach, "float64")
-        ).all()
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 2, 16), (2, 0, 2, 16), (2, 3, 0, 16)])
@@ -132,42 +107,6 @@ def test_large_arrays_are_shared_by_threads_and_agree(dtype, interleaved, rng):
         assert piece.tobytes() == whole[:, start : start + 1].tobytes()
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    m=st.integers(-(2**40), 2**40),
-    n=st.integers(-(2**40), 2**40),
-    move=st.integers(-(2**40), 2**40),
-    interleaved=st.booleans(),
-    seed=st.integers(0, 2**32),
-)
-def test_scores_depend_on_the_difference_of_positions_alone(m, n, move, interleaved, seed):
-    rng = np.random.default_rng(seed)
-    rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(32), interleaved=interleaved)
-    q, k = rng.standard_normal((2, 1, 1, 1, 32))
-
-    def score(at_q, at_k):
-        return float(np.vdot(rope.rotate(q, [at_q]), rope.rotate(k, [at_k])))
-
-    assert score(m, n) == pytest.approx(score(m + move, n + move), abs=1e-12)
-
-
-def test_norm_is_kept_and_inverse_is_the_identity(dtype, interleaved, rng):
-    rope = RotaryEmbedding.from_inv_freq(
-        oracle.inv_freq(64), attention_factor=2.0, interleaved=interleaved
-    )
-    x = draw(rng, (1, 50, 2, 64), dtype)
-    rotated = rope.rotate(x, offset=10**6)
-    wide = rotated.astype(float)
-    unit = {"float32": 2**-24, "float64": 2**-53, "float16": 2**-11, "bfloat16": 2**-8}[str(dtype)]
-    norm = np.linalg.norm(wide, axis=-1) / np.linalg.norm(x.astype(float), axis=-1)
-    assert np.abs(norm / 2 - 1).max() <= 6 * unit
-    back = rope.rotate(rotated, offset=10**6, inverse=True).astype(float)
-    _, reach = oracle.rotate(x, *oracle.cos_sin(np.zeros((1, 50)), rope.inv_freq), interleaved)
-    assert (
-        np.abs(back - x.astype(float)) <= 6 * unit * reach + 2.0**-24 * (str(dtype) == "float16")
-    ).all()
-
-
 def test_objects_compare_print_and_pickle(interleaved):
     options = {"head_dim": 6, "interleaved": interleaved, "attention_factor": 1.5}
     rope = RotaryEmbedding.from_inv_freq([1.0, 0.1], **options)
@@ -177,7 +116,10 @@ def test_objects_compare_print_and_pickle(interleaved):
     assert hash(rope) == hash(same)
     assert rope != other
     assert rope != 3
-    assert pickle.loads(pickle.dumps(rope)) == rope
+    for twin in (pickle.loads(pickle.dumps(rope)), copy.deepcopy(rope), copy.copy(rope)):
+        assert twin == rope
+        with pytest.raises(ValueError, match="read-only"):
+            twin.inv_freq[0] = 99
     assert "head_dim=6, rotary_dim=4" in repr(rope)
     found = rope.head_dim, rope.rotary_dim, rope.axes, rope.rope_type, rope.attention_factor
     assert found == (6, 4, 1, "default", 1.5)
@@ -196,14 +138,6 @@ def test_inverse_is_a_boolean():
     rope(*pair, out=pair)  # and this for False could serve 0
     with pytest.raises(TypeError, match="`inverse`"):
         rope(*pair, inverse=0, out=pair)
-
-
-def test_copies_stay_immutable():
-    rope = RotaryEmbedding.from_inv_freq([1.0, 0.5])
-    for twin in (pickle.loads(pickle.dumps(rope)), copy.deepcopy(rope), copy.copy(rope)):
-        assert twin == rope
-        with pytest.raises(ValueError, match="read-only"):
-            twin.inv_freq[0] = 99
 
 
 @pytest.mark.parametrize("layout", [["bshd"], None, "hsbd"])

@@ -1,41 +1,25 @@
 """RotaryEmbedding.shift and shift_plan: rotated keys moved to other positions."""
 
-import pickle
-import threading
-
 import numpy as np
 import oracle
 import pytest
-from oracle import draw, expected
+from oracle import draw
 
-from rope_cpu import RotaryEmbedding, RotaryPlan
+from rope_cpu import RotaryEmbedding
 from rope_cpu.rotation.cos_sin import CosSin
 
 
-def test_shift_moves_rotated_keys(dtype, interleaved, rng):
+def test_shift_takes_a_number_or_one_for_each_key(dtype, interleaved, rng):
     rope = RotaryEmbedding.from_inv_freq(
         oracle.inv_freq(64), attention_factor=1.5, interleaved=interleaved
     )
     keys = draw(rng, (2, 6, 3, 64), dtype)
     shifted = rope.shift(keys, -40)
-    cos, sin = oracle.cos_sin(np.full((2, 6), -40), rope.inv_freq)
-    exact, reach = oracle.rotate(keys, cos, sin, interleaved)
-    assert (np.abs(shifted.astype(float) - exact) <= oracle.bound(exact, reach, keys.dtype)).all()
     each = rng.integers(-9, 9, (2, 6))
     assert np.array_equal(rope.shift(keys, each)[1, 4], rope.shift(keys, int(each[1, 4]))[1, 4])
     in_place = keys.copy()
     assert rope.shift(in_place, -40, out=in_place) is in_place
     assert np.array_equal(in_place, shifted)
-
-
-def test_shifted_keys_are_those_rotated_at_the_new_position(rng):
-    rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(64), attention_factor=1.3)
-    keys = draw(rng, (1, 6, 3, 64), np.float64)
-    moved = rope.shift(rope.rotate(keys, offset=100), -60)
-    _, bound = expected(rope, keys, np.arange(40, 46)[None])
-    assert (
-        np.abs(moved - rope.rotate(keys, offset=40)) <= 3 * bound
-    ).all()  # three roundings instead of one
 
 
 def test_shift_along_axes(rng):
@@ -110,44 +94,12 @@ def test_one_number_moves_every_axis_of_mrope_and_other_axes_take_coordinates(rn
     assert np.array_equal(axial.shift_plan([6, 1]).rotate(keys), axial.shift(keys, [6, 1]))
 
 
-def test_plans_print_and_pickle(rng):
-    rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(16))
-    keys = draw(rng, (2, 5, 3, 16), np.float64)
-    for delta, tokens in ((-40, "any"), ([1, 2, 3, 4, 5], "5")):
-        moves = rope.shift_plan(delta)
-        assert isinstance(moves, RotaryPlan)
-        assert f"seq={tokens}, layout='bshd', shift" in repr(moves)
-        moved = moves.rotate(keys)
-        again = pickle.loads(pickle.dumps(moves))
-        assert repr(again) == repr(moves)
-        assert np.array_equal(again.rotate(keys), moved)
-
-
 def test_layers_share_cos_and_sin(monkeypatch, rng):
     moves = RotaryEmbedding(16).shift_plan(3)
     keys = draw(rng, (1, 5, 2, 16), np.float32)
     moved = moves.rotate(keys)
     monkeypatch.setattr(CosSin, "table", None)
     assert np.array_equal(moves.rotate(keys), moved)
-
-
-def test_threads_share_a_plan_for_arrays_of_different_lengths(rng):
-    moves = RotaryEmbedding(16).shift_plan(3)
-    arrays = [draw(rng, (1, tokens, 2, 16), np.float32) for tokens in range(1, 7)]
-    right = [moves.rotate(keys) for keys in arrays]
-    wrong = []
-
-    def work(keys, expect):
-        for _ in range(200):
-            if not np.array_equal(moves.rotate(keys), expect):
-                wrong.append(1)
-
-    threads = [threading.Thread(target=work, args=pair) for pair in zip(arrays, right, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
 
 
 def test_only_one_delta_serves_any_number_of_tokens():
