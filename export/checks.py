@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -56,14 +56,14 @@ def check_one_length(rope: RotaryEmbedding) -> None:
 def plain_rope_options(options: RopeOptions) -> RopeOptions:
     """Return the options in plain types; raise TypeError or ValueError at the first wrong one."""
     options = replace(options, **_plain_values(options))
-    _raise_first(_rope_problems(options))
+    _check_rope_options(options)
     return options
 
 
 def plain_attention_options(options: AttentionOptions) -> AttentionOptions:
     """Return the options in plain types; raise TypeError or ValueError at the first wrong one."""
     options = replace(options, **_plain_values(options))
-    _raise_first(_attention_problems(options))
+    _check_attention_options(options)
     if options.hidden is not None:
         return replace(options, layout="bsd")  # hidden states are (batch, seq, width)
     return options
@@ -76,7 +76,7 @@ def check_rope(options: RopeOptions, rope: RotaryEmbedding) -> None:
         rows = options.max_positions
         scalars.check_table_size("max_positions", rows, rows, rope.spec.pairs)
     _check_coordinates(rope, options.positions)
-    _raise_first(_rotation_problems(options, rope))
+    _check_rotation(options, rope)
 
 
 def check_attention(options: AttentionOptions, rope: RotaryEmbedding) -> None:
@@ -111,12 +111,6 @@ def check_arrays(options: AttentionOptions, head_dim: int, arrays: Mapping[str, 
         raise ArgumentError(argument, Finding.shape_of(array), f"be {shapes[name]}")
 
 
-def _raise_first(problems: Iterator[ArgumentError]) -> None:
-    """Raise the first problem, if there is one."""
-    for problem in problems:
-        raise problem
-
-
 def _capable_targets(supports: Callable[[Target], bool]) -> str:
     """Return the remedy "target 'primitive' can express it"; "" without any."""
     names = [repr(name) for name, target in TARGETS.items() if supports(target)]
@@ -137,24 +131,24 @@ def _attends(target: Target, options: AttentionOptions, rope: RotaryEmbedding) -
     )
 
 
-def _rope_problems(options: RopeOptions) -> Iterator[ArgumentError]:
-    """Yield the broken rules of several options of a rotation."""
+def _check_rope_options(options: RopeOptions) -> None:
+    """Raise ValueError where options of a rotation contradict each other."""
     kv_heads = options.num_kv_heads
     if options.layout == "thd" and options.positions != "position_ids":
         rule = "be 'position_ids' for packed tokens (thd)"
-        yield ArgumentError("positions", options.positions, rule)
+        raise ArgumentError("positions", options.positions, rule)
     if kv_heads is not None and options.num_heads is None:
-        yield ArgumentError("num_kv_heads", kv_heads, "be left out, as `num_heads` is None")
+        raise ArgumentError("num_kv_heads", kv_heads, "be left out, as `num_heads` is None")
     if kv_heads is not None and len(options.inputs) == 1:
         rule = f"be left out, as `inputs` is {shown(options.inputs)}"
-        yield ArgumentError("num_kv_heads", kv_heads, rule, "or give a second input")
+        raise ArgumentError("num_kv_heads", kv_heads, rule, "or give a second input")
     if options.layout == "bsd" and options.num_heads is None:
         rule = "be given with layout bsd (batch, seq, heads·head_dim)"
-        yield ArgumentError("num_heads", None, rule)
+        raise ArgumentError("num_heads", None, rule)
 
 
-def _rotation_problems(options: RopeOptions, rope: RotaryEmbedding) -> Iterator[ArgumentError]:
-    """Yield the reasons why the options or their target cannot express a rotation."""
+def _check_rotation(options: RopeOptions, rope: RotaryEmbedding) -> None:
+    """Raise ValueError where the target or a table cannot express the rotation."""
     spec = rope.spec
     target = TARGETS[options.target]
     pair_axes = np.count_nonzero(spec.inv_freq[0], axis=0)
@@ -162,87 +156,87 @@ def _rotation_problems(options: RopeOptions, rope: RotaryEmbedding) -> Iterator[
     if spec.angle_dtype == "float32" and (pair_axes > 1).any():
         finding = Finding("has `angle_dtype` 'float32' and pairs that rotate by several axes")
         rule = "have 'float64': a sum over axes depends on the order in which a runtime adds"
-        yield ArgumentError("rope", finding, rule)
+        raise ArgumentError("rope", finding, rule)
     if frequency_heads > 1 and not target.per_head:
         finding = Finding(f"has frequencies for {frequency_heads} heads")
         rule = f"have the same for all heads, as {target.op} takes one cos and sin"
-        yield ArgumentError("rope", finding, rule, _capable_targets(lambda other: other.per_head))
+        raise ArgumentError("rope", finding, rule, _capable_targets(lambda other: other.per_head))
     for name, count in zip(("num_heads", "num_kv_heads"), options.heads.values(), strict=False):
         if frequency_heads > 1 and (count is None or count % frequency_heads):
-            yield ArgumentError(name, count, f"be a multiple of {frequency_heads}, as in `rope`")
+            raise ArgumentError(name, count, f"be a multiple of {frequency_heads}, as in `rope`")
     if options.tables and (spec.pair_axis is None or frequency_heads > 1):
         rule = (
             "be left out: `rope` has pairs that rotate by several axes, or frequencies per head, "
             "and tables cannot hold such a rotation"
         )
-        yield ArgumentError("max_positions", options.max_positions, rule)
+        raise ArgumentError("max_positions", options.max_positions, rule)
 
 
-def _attention_problems(options: AttentionOptions) -> Iterator[ArgumentError]:
-    """Yield the broken rules of several options of an attention."""
+def _check_attention_options(options: AttentionOptions) -> None:
+    """Raise ValueError where options of an attention contradict each other."""
     if options.num_heads % options.num_kv_heads:
         rule = f"be a multiple of `num_kv_heads`, {options.num_kv_heads}"
-        yield ArgumentError("num_heads", options.num_heads, rule)
+        raise ArgumentError("num_heads", options.num_heads, rule)
     # "bhsd" given explicitly cannot be told from the default, so "bshd" alone is refused.
     if options.hidden is not None and options.layout == "bshd":
         rule = "be left out, as `weights` are given: hidden states are bsd"
-        yield ArgumentError("layout", options.layout, rule)
+        raise ArgumentError("layout", options.layout, rule)
     if options.window is not None and not options.causal:
         rule = "be None, as `causal` is False: it counts keys up to a query"
-        yield ArgumentError("window", options.window, rule)
+        raise ArgumentError("window", options.window, rule)
     if options.softcap is not None and not _fits_float32(options.scale / options.softcap):
-        yield ArgumentError("scale / softcap", options.scale / options.softcap, FLOAT32_RULE)
+        raise ArgumentError("scale / softcap", options.scale / options.softcap, FLOAT32_RULE)
     for name, default in NORM_DEFAULTS.items():
         value = getattr(options, name)
         if options.qk_norm == "none" and value != default:
-            yield ArgumentError(name, value, "be left out, as there is no `qk_norm` that uses it")
-    yield from _cache_problems(options)
-    yield from _name_problems(options)
+            raise ArgumentError(name, value, "be left out, as there is no `qk_norm` that uses it")
+    _check_cache(options)
+    _check_names(options)
 
 
-def _name_problems(options: AttentionOptions) -> Iterator[ArgumentError]:
-    """Yield the broken rules of the names of a whole decoder."""
+def _check_names(options: AttentionOptions) -> None:
+    """Raise ValueError where options contradict the names of a whole decoder."""
     if options.names == "rope_cpu":
         if options.layer is not None:
             rule = "be left out, as `names` is 'rope_cpu'"
-            yield ArgumentError("layer", options.layer, rule, "or give `names`='optimum'")
+            raise ArgumentError("layer", options.layer, rule, "or give `names`='optimum'")
         return
     if options.layer is None:
-        yield ArgumentError("layer", None, "be the index in the names, as `names` is 'optimum'")
+        raise ArgumentError("layer", None, "be the index in the names, as `names` is 'optimum'")
     if not options.past:
-        yield ArgumentError("past", False, "be left out, as `names` is 'optimum'")
+        raise ArgumentError("past", False, "be left out, as `names` is 'optimum'")
     if options.mask != "none":
         rule = "be left out, as `names` is 'optimum': attention_mask says which tokens are padding"
-        yield ArgumentError("mask", options.mask, rule)
+        raise ArgumentError("mask", options.mask, rule)
 
 
-def _cache_problems(options: AttentionOptions) -> Iterator[ArgumentError]:
-    """Yield the broken rules of options of a cache."""
+def _check_cache(options: AttentionOptions) -> None:
+    """Raise ValueError where options contradict the cache, or the target has no such cache."""
     given = f"as `cache` is {options.cache!r}"
     if options.is_shared and not options.past:
-        yield ArgumentError("past", False, f"be left out, {given}: it is the past")
+        raise ArgumentError("past", False, f"be left out, {given}: it is the past")
     if options.is_shared and not options.causal:
         rule = "be True for attention over a shared cache"
-        yield ArgumentError("causal", False, rule, "or give `cache`='growing'")
+        raise ArgumentError("causal", False, rule, "or give `cache`='growing'")
     if options.is_shared and options.mask != "none":
-        yield ArgumentError("mask", options.mask, f"be left out, {given}: rows have lengths")
+        raise ArgumentError("mask", options.mask, f"be left out, {given}: rows have lengths")
     if options.keeps_window and options.window is None:
-        yield ArgumentError("window", None, f"be given, {given}")
+        raise ArgumentError("window", None, f"be given, {given}")
     if options.keeps_window and not TARGETS[options.target].window_cache:
         rule = f"be 'growing' or 'shared' with target {options.target!r}"
         able = _capable_targets(lambda other: other.window_cache)
-        yield ArgumentError("cache", options.cache, rule, able)
+        raise ArgumentError("cache", options.cache, rule, able)
     if options.cache_dtype is not None and not options.is_shared:
         rule = f"be left out, {given}"
-        yield ArgumentError("cache_dtype", options.cache_dtype, rule, "or give `cache`='shared'")
+        raise ArgumentError("cache_dtype", options.cache_dtype, rule, "or give `cache`='shared'")
     if options.cache_dtype is not None and not TARGETS[options.target].int8_cache:
         rule = f"be left out with target {options.target!r}"
         able = _capable_targets(lambda other: other.int8_cache)
-        yield ArgumentError("cache_dtype", options.cache_dtype, rule, able)
+        raise ArgumentError("cache_dtype", options.cache_dtype, rule, able)
     takes_chunks = options.is_shared or TARGETS[options.target].takes_chunks
     if options.batch_chunks and not takes_chunks:
         rule = f"be left out with target {options.target!r} and `cache` 'growing'"
-        yield ArgumentError("batch_chunks", True, rule, "or give `cache`='shared'")
+        raise ArgumentError("batch_chunks", True, rule, "or give `cache`='shared'")
 
 
 def _check_coordinates(rope: RotaryEmbedding, positions: str) -> None:

@@ -186,8 +186,6 @@ def _check_usage(args: argparse.Namespace) -> None:
         raise UsageError(
             "--inverse and --attention are both given; attention rotates forward; drop --inverse"
         )
-    if args.names == "optimum" and args.layer is None:
-        raise UsageError("--names optimum needs the index of the layer; give --layer")
     if args.weights is not None and args.layer_type is not None:
         raise UsageError(
             "--weights and --layer-type are both given; give --layer instead of the type"
