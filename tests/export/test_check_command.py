@@ -96,12 +96,7 @@ REPEATED = """
   turned_sin = Mul(turned, sin_each)
   y = Add(x_cos, turned_sin)
 """
-FORMS = {
-    "dynamo, opset 18": (18, ANGLES + TWICE + ROTATE_HALF, False),
-    "dynamo, opset 23": (
-        23,
-        ANGLES
-        + """
+OPERATORS = """
   cos = Cos(angle)
   sin = Sin(angle)
   cos_again = Cos(angle)
@@ -109,12 +104,8 @@ FORMS = {
   z = RotaryEmbedding(x, cos, sin)
   y = Identity(z)
   w = RotaryEmbedding(x, cos_again, sin_again)
-""",
-        False,
-    ),
-    "matmul of an expanded constant": (
-        18,
-        """
+"""
+PRODUCT = """
   shape = Shape(p)
   batch = Gather(shape, zero)
   sizes = Concat<axis=0>(batch, column_sizes)
@@ -126,10 +117,10 @@ FORMS = {
   product = MatMul(expanded, position)
   angle = Transpose<perm=[0, 2, 1]>(product)
 """
-        + TWICE
-        + ROTATE_HALF,
-        False,
-    ),
+FORMS = {
+    "dynamo, opset 18": (18, ANGLES + TWICE + ROTATE_HALF, False),
+    "dynamo, opset 23": (23, ANGLES + OPERATORS, False),
+    "matmul of an expanded constant": (18, PRODUCT + TWICE + ROTATE_HALF, False),
     "repeated": (18, ANGLES + TWICE + REPEATED, True),
     "strided": (18, ANGLES + "cos = Cos(angle)\n sin = Sin(angle)\n" + STRIDED, True),
 }
@@ -670,37 +661,37 @@ EXTERNAL = graph_of_tables(float32_tables(4))
 onnx.external_data_helper.set_external_data(EXTERNAL.graph.initializer[0], "gone.data")
 
 
+OF_ONE_ROW = graph_of_tables(float32_tables(1))
+OF_NAN = graph_of_tables(float32_tables(9, factor=np.nan))
+OF_OFFSETS = graph_of_tables(float32_tables(64), GATHERED_OFFSET)
+UNREADABLE = [
+    (WITHOUT, "no rotation is found, by tables"),
+    (with_cos_from_outside(), "no rotation is found in the operator of other_y"),
+    (OF_OFFSETS, "no rotation is found in the operator of y"),
+    (with_nested_functions(20), "its functions make 1048576 nodes"),
+    (OF_ONE_ROW, "two positions or more"),
+    (OF_NAN, "cos, sin must be finite"),
+    (b"\0damaged", "model.onnx cannot be read"),
+    (EXTERNAL, "gone.data"),
+]
+WRONG_OPTIONS = [
+    ("--fix", "`--fix` and `-o` need each other"),
+    ("-o OUT", "`--fix` and `-o` need each other"),
+    ("--fix -o out.txt", "with the suffix .onnx"),
+    ("--fix -o none/out.onnx", "there is no folder none"),
+]
+
+
 @pytest.mark.parametrize(
     ("model", "options", "words"),
     [
-        (WITHOUT.SerializeToString(), (), "no rotation is found, by tables"),
-        (
-            with_cos_from_outside().SerializeToString(),
-            (),
-            "no rotation is found in the operator of other_y",
-        ),
-        (
-            graph_of_tables(float32_tables(64), GATHERED_OFFSET).SerializeToString(),
-            (),
-            "no rotation is found in the operator of y",
-        ),
-        (with_nested_functions(20), (), "its functions make 1048576 nodes"),
-        (graph_of_tables(float32_tables(1)).SerializeToString(), (), "two positions or more"),
-        (
-            graph_of_tables(float32_tables(9, factor=np.nan)).SerializeToString(),
-            (),
-            "cos, sin must be finite",
-        ),
-        (b"\0damaged", (), "model.onnx cannot be read"),
-        (EXTERNAL.SerializeToString(), (), "gone.data"),
-        (WITHOUT.SerializeToString(), ("--fix",), "`--fix` and `-o` need each other"),
-        (WITHOUT.SerializeToString(), ("-o", "OUT"), "`--fix` and `-o` need each other"),
-        (WITHOUT.SerializeToString(), ("--fix", "-o", "out.txt"), "with the suffix .onnx"),
-        (WITHOUT.SerializeToString(), ("--fix", "-o", "none/out.onnx"), "there is no folder none"),
+        *((model, "", words) for model, words in UNREADABLE),
+        *((WITHOUT, options, words) for options, words in WRONG_OPTIONS),
     ],
 )
 def test_files_that_cannot_be_read(model, options, words, check):
-    code, text, fixed = check(model, CONFIG, *options)
+    content = model if isinstance(model, bytes) else model.SerializeToString()
+    code, text, fixed = check(content, CONFIG, *options.split())
     assert code == 2
     assert words in text
     assert not fixed.exists()

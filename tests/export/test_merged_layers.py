@@ -383,84 +383,38 @@ def with_function():
 
 OF_INTEGERS = "two (int64[n] u) => (int64[n] v) { v = Neg(u) }"
 OTHER_NAMES = FIRST.replace("x", "x2").replace("c ", "c2 ").replace(", c)", ", c2)")
-MERGE_REFUSALS = {
-    "no model": (lambda: export.merge(["model"]), TypeError, "models[0]"),
-    "nothing": (lambda: export.merge([]), ValueError, "models"),
-    "no mapping": (lambda: export.merge([], links=[("a", "b")]), TypeError, "links"),
-    "function": (lambda: export.merge([with_function()]), ValueError, "models[0]"),
-    "opset": (lambda: export.merge([parsed(FIRST), parsed(SECOND, 18)]), ValueError, "models[1]"),
-    "metadata": (
-        lambda: export.merge([with_metadata("a"), with_metadata("b")]),
-        ValueError,
-        "models[1]",
-    ),
-    "value": (lambda: export.merge([parsed(FIRST), parsed(OTHER_NAMES)]), ValueError, "models[1]"),
-    "input": (
-        lambda: export.merge([parsed(FIRST), parsed(SECOND.replace("int64 m", "int64[2] m"))]),
-        ValueError,
-        "models[1]",
-    ),
-    "initializer": (
-        lambda: export.merge([parsed(FIRST, w=[1.0]), parsed(SECOND, w=[2.0])]),
-        ValueError,
-        "models[1]",
-    ),
-    "initializer in numbers": (
-        lambda: export.merge([with_numbers(FIRST, 1.0), with_numbers(SECOND, 2.0)]),
-        ValueError,
-        "models[1]",
-    ),
-    "no input": (
-        lambda: export.merge([parsed(FIRST), parsed(SECOND)], links={"u": "y"}),
-        ValueError,
-        "links",
-    ),
-    "dtype": (
-        lambda: export.merge(
-            [parsed(FIRST), parsed("two (int64[n] u) => (int64[n] v) {v = Neg(u)}")],
-            links={"u": "y"},
-        ),
-        ValueError,
-        "models[1]",
-    ),
-    "no output": (
-        lambda: export.merge([parsed(FIRST), parsed(SECOND)], links={"m": "z"}),
-        ValueError,
-        "links",
-    ),
-}
-
-
-# Two models each.
+SIZED_INPUT = SECOND.replace("int64 m", "int64[2] m")
 ABS = "one (float[n] x) => (float[n] y) { t = Abs(x) y = Neg(t) }"
-OF_TWO = "one (float[2] x) => (float[2] y) { y = Neg(x) }"
+NEG = "one (float[n] x) => (float[n] y) { y = Neg(x) }"
+OF_TWO = NEG.replace("n]", "2]")
 OF_THREE = "two (float[3] y) => (float[3] z) { z = Neg(y) }"
 OF_BOTH = "one (float[2] x, float[3] v) => (float[2] y, float[3] w) { y = Neg(x) w = Neg(v) }"
+OF_ONE_SIZE = "two (float[n] y, float[n] w) => (float[n] z) { z = Add(y, w) }"
+TWO_AND_THREE = "two (float[2] u, float[3] y) => (float[2] z, float[3] w) { z = Neg(u) w = Neg(y) }"
+TWO_OUTPUTS = "one (float[n] x) => (float[n] y, float[n] w) { y = Neg(x) w = Abs(x) }"
+OF_OUTPUTS = "two (float[2] y, float[3] w) => (float[2] z) { z = Neg(y) v = Abs(w) }"
+SQUARE = NEG.replace("n]", "n, n]")
+OBLONG = OF_THREE.replace("3]", "2, 3]")
+SEQUENCE = "two (seq(float[n]) y) => (int64 z) { z = SequenceLength(y) }"
+# Models that contradict each other, and the output that an input u is linked to.
 CONTRADICTIONS = {
+    "opset": (parsed(FIRST), parsed(SECOND, 18)),
+    "opset under another name": (parsed(FIRST), with_opset(SECOND, "ai.onnx", 18)),
+    "metadata": (with_metadata("a"), with_metadata("b")),
+    "value": (parsed(FIRST), parsed(OTHER_NAMES)),
+    "input": (parsed(FIRST), parsed(SIZED_INPUT)),
+    "initializer": (parsed(FIRST, w=[1.0]), parsed(SECOND, w=[2.0])),
+    "initializer in numbers": (with_numbers(FIRST, 1.0), with_numbers(SECOND, 2.0)),
+    "dtype": (parsed(FIRST), parsed(OF_INTEGERS)),
     "value of a subgraph": (parsed(ABS), parsed(BRANCHES)),
     "value outside of a subgraph": (parsed(BRANCHES), parsed(ABS)),
     "size": (parsed(OF_TWO), parsed(OF_THREE)),
     "rank": (parsed(OF_TWO), parsed(OF_THREE.replace("3", "n, m"))),
-    "one name for two sizes": (
-        parsed(OF_BOTH),
-        parsed("two (float[n] y, float[n] w) => (float[n] z) { z = Add(y, w) }"),
-    ),
-    "opset under another name": (parsed(FIRST), with_opset(SECOND, "ai.onnx", 18)),
-    "one output for two sizes": (
-        parsed("one (float[n] x) => (float[n] y) { y = Neg(x) }"),
-        parsed(
-            "two (float[2] u, float[3] y) => (float[2] z, float[3] w) { z = Neg(u) w = Neg(y) }"
-        ),
-    ),
-    "outputs of one size for two": (
-        parsed("one (float[n] x) => (float[n] y, float[n] w) { y = Neg(x) w = Abs(x) }"),
-        parsed("two (float[2] y, float[3] w) => (float[2] z) { z = Neg(y) v = Abs(w) }"),
-    ),
-    "two sizes of one output": (
-        parsed("one (float[n, n] x) => (float[n, n] y) { y = Neg(x) }"),
-        parsed("two (float[2, 3] y) => (float[2, 3] z) { z = Neg(y) }"),
-    ),
-    "type": (parsed(FIRST), parsed("two (seq(float[n]) y) => (int64 z) { z = SequenceLength(y) }")),
+    "one name for two sizes": (parsed(OF_BOTH), parsed(OF_ONE_SIZE)),
+    "one output for two sizes": (parsed(NEG), parsed(TWO_AND_THREE)),
+    "outputs of one size for two": (parsed(TWO_OUTPUTS), parsed(OF_OUTPUTS)),
+    "two sizes of one output": (parsed(SQUARE), parsed(OBLONG)),
+    "type": (parsed(FIRST), parsed(SEQUENCE)),
 }
 
 
@@ -474,9 +428,19 @@ def test_merge_refuses_models_that_contradict_each_other(name):
     assert_refused(call, ValueError, "models[1]")
 
 
-@pytest.mark.parametrize("name", MERGE_REFUSALS)
-def test_merge_refuses(name):
-    assert_refused(*MERGE_REFUSALS[name])
+MERGE_REFUSALS = [
+    (["model"], None, TypeError, "models[0]"),
+    ([], None, ValueError, "models"),
+    ([], [("a", "b")], TypeError, "links"),
+    ([with_function()], None, ValueError, "models[0]"),
+    ([parsed(FIRST), parsed(SECOND)], {"u": "y"}, ValueError, "links"),
+    ([parsed(FIRST), parsed(SECOND)], {"m": "z"}, ValueError, "links"),
+]
+
+
+@pytest.mark.parametrize(("models", "links", "error", "argument"), MERGE_REFUSALS)
+def test_merge_refuses(models, links, error, argument):
+    assert_refused(lambda: export.merge(models, links=links), error, argument)
 
 
 def test_layers_without_prefixes_are_told_of_them(rng):

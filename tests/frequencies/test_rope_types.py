@@ -79,7 +79,8 @@ YARN = {
 }
 YARN_4 = YARN | {"factor": 4.0}
 WIDE_YARN = YARN_4 | {"original_max_position_embeddings": 10**6, "rope_theta": 50.0}
-MSCALES = {"beta_fast": 20.0, "beta_slow": 3.0, "mscale": 0.7, "mscale_all_dim": 0.3}
+OTHER_RAMP = {"beta_fast": 20.0, "beta_slow": 3.0}
+MSCALES = OTHER_RAMP | {"mscale": 0.7, "mscale_all_dim": 0.3}
 DEEPSEEK = YARN | {"rope_type": "deepseek_yarn"}
 
 LLAMA3 = {
@@ -114,141 +115,115 @@ class Case(NamedTuple):
 
     section: dict[str, Any]
     inv_freq: list[Any]
-    attention_factor: Any = 1
-    length: int = 1
+    attention_factor: Any
+    length: int
 
 
+def case(section: Any, inv_freq: Any, factor: Any = 1, length: int = 1, /, **keys: Any) -> Case:
+    """Return the case of a section with more keys."""
+    return Case(section | keys, inv_freq, factor, length)
+
+
+ORIGINAL = "original_max_position_embeddings"
+SLOWED = divided(plain(10000), [3.5] * PAIRS)
+RAMPED = yarn(50000, 16, 2048)
+BOTH_MSCALES = yarn_factor(16, "0.7") / yarn_factor(16, "0.3")
+ALPHA = plain(10000 * mpf(1000) ** (mpf(WIDTH) / (WIDTH - 2)))
+QUARTER_EXT = [
+    (mixed + 3 * unscaled / 16) / 4 for mixed, unscaled in zip(RAMPED, plain(50000), strict=True)
+]
+STEP = [w if 2 * mp.pi / w <= 8192 else w / 8 for w in plain(500000)]
+NINE_PAIRS = [w / 2 if i < 9 else 0 for i, w in enumerate(plain(1000000))]
+LENGTHS = {"attention_factor": 1.25, "max_position_embeddings": 10240}
+REACHED = {ORIGINAL: None, "max_position_embeddings": 2048}
+MSCALE_BY_LENGTH = {"short_mscale": 1.1, "long_mscale": 1.3, "factor": 4.0}
+SU = {"rope_type": "su", "max_position_embeddings": 131072}
+ONE_PAIR = {"beta_fast": 1.0, "beta_slow": 1.0, "truncate": False}
+TELECHAT = YARN | {"rope_type": "telechat3-yarn", "mscale": 1}
+FAR = YARN_4 | {ORIGINAL: 131072, "rope_theta": 1e4}
 CASES = {
-    "default": Case({"rope_theta": 12345.0}, plain(12345)),
-    "10000 where none is given": Case({}, plain(10000)),
-    "linear": Case({"rope_type": "linear", "factor": 3.5}, divided(plain(10000), [3.5] * PAIRS)),
-    "old name": Case({"type": "linear", "factor": 3.5}, divided(plain(10000), [3.5] * PAIRS)),
-    "dynamic, short": Case(DYNAMIC, plain(10000), length=2048),
-    "dynamic, long": Case(DYNAMIC, ntk(10000, 4, 2048, 5000), length=5000),
-    "dynamic, alpha": Case(
-        {"rope_type": "dynamic", "alpha": 1000.0},
-        plain(10000 * mpf(1000) ** (mpf(WIDTH) / (WIDTH - 2))),
-        length=10**6,
+    "default": case({}, plain(12345), rope_theta=12345.0),
+    "10000 where none is given": case({}, plain(10000)),
+    "linear": case({"rope_type": "linear"}, SLOWED, factor=3.5),
+    "old name": case({"type": "linear"}, SLOWED, factor=3.5),
+    "dynamic, short": case(DYNAMIC, plain(10000), 1, 2048),
+    "dynamic, long": case(DYNAMIC, ntk(10000, 4, 2048, 5000), 1, 5000),
+    "dynamic, alpha": case({"rope_type": "dynamic"}, ALPHA, 1, 10**6, alpha=1000.0),
+    "yarn": case(YARN, RAMPED, yarn_factor(16)),
+    "yarn, all of it": case(
+        YARN | MSCALES, yarn(50000, 16, 2048, 20, 3, False), BOTH_MSCALES, truncate=False
     ),
-    "yarn": Case(YARN, yarn(50000, 16, 2048), yarn_factor(16)),
-    "yarn, all of it": Case(
-        {**YARN, **MSCALES, "truncate": False},
-        yarn(50000, 16, 2048, 20, 3, False),
-        yarn_factor(16, "0.7") / yarn_factor(16, "0.3"),
+    "yarn, factor from lengths": case(YARN | LENGTHS, yarn(50000, 5, 2048), 1.25, factor=None),
+    "yarn, nothing stretched": case(YARN, plain(50000), factor=1.0),
+    "yarn, ramp of one pair": case(
+        YARN_4 | ONE_PAIR, yarn(50000, 4, 2048, 1, 1, False), yarn_factor(4)
     ),
-    "yarn, factor from lengths": Case(
-        {**YARN, "factor": None, "attention_factor": 1.25, "max_position_embeddings": 10240},
-        yarn(50000, 5, 2048),
-        1.25,
+    "yarn, ramp from the first pair": case(
+        YARN_4 | {ORIGINAL: 64}, yarn(50000, 4, 64), yarn_factor(4)
     ),
-    "yarn, nothing stretched": Case({**YARN, "factor": 1.0}, plain(50000)),
-    "yarn, ramp of one pair": Case(
-        {**YARN_4, "beta_fast": 1.0, "beta_slow": 1.0, "truncate": False},
-        yarn(50000, 4, 2048, 1, 1, False),
-        yarn_factor(4),
+    "yarn, ramp that ends past the last pair": case(FAR, yarn(10000, 4, 131072), yarn_factor(4)),
+    "yarn, ramp cut off at the width": case(
+        WIDE_YARN, yarn(50, 4, 10**6, 10**4), yarn_factor(4), beta_fast=1e4
     ),
-    "yarn, ramp from the first pair": Case(
-        {**YARN_4, "original_max_position_embeddings": 64}, yarn(50000, 4, 64), yarn_factor(4)
-    ),
-    "yarn, ramp that ends past the last pair": Case(
-        {**YARN_4, "original_max_position_embeddings": 131072, "rope_theta": 1e4},
-        yarn(10000, 4, 131072),
-        yarn_factor(4),
-    ),
-    "yarn, ramp cut off at the width": Case(
-        {**WIDE_YARN, "beta_fast": 1e4}, yarn(50, 4, 10**6, 10**4), yarn_factor(4)
-    ),
-    "yarn, ramp that would begin behind the width": Case(
+    "yarn, ramp that would begin behind the width": case(
         WIDE_YARN, yarn(50, 4, 10**6), yarn_factor(4)
     ),
-    "yarn, one mscale is none": Case(
-        {**YARN, "mscale": 0.7}, yarn(50000, 16, 2048), yarn_factor(16)
+    "yarn, one mscale is none": case(YARN, RAMPED, yarn_factor(16), mscale=0.7),
+    "yarn, original length from the reached one": case(YARN | REACHED, RAMPED, yarn_factor(16)),
+    "yarn, its defaults said": case(
+        YARN, RAMPED, yarn_factor(16), attn_factor=1.0, extrapolation_factor=1
     ),
-    "yarn, original length from the reached one": Case(
-        {**YARN, "original_max_position_embeddings": None, "max_position_embeddings": 2048},
-        yarn(50000, 16, 2048),
-        yarn_factor(16),
+    "yarn of llama.cpp": case(YARN, QUARTER_EXT, yarn_factor(16), ext_factor=0.25),
+    "yarn of llama.cpp, a step behind the width": case(
+        WIDE_YARN, plain(50), yarn_factor(4), ext_factor=1.0
     ),
-    "yarn, its defaults said": Case(
-        {**YARN, "attn_factor": 1.0, "extrapolation_factor": 1},
-        yarn(50000, 16, 2048),
-        yarn_factor(16),
+    "deepseek_yarn": case(DEEPSEEK, RAMPED, yarn_factor(16)),
+    "deepseek_yarn, one mscale is enough": case(
+        DEEPSEEK, RAMPED, yarn_factor(16, "0.7"), mscale=0.7
     ),
-    "yarn of llama.cpp": Case(
-        {**YARN, "ext_factor": 0.25},
-        [
-            (mixed + 3 * unscaled / 16) / 4
-            for mixed, unscaled in zip(yarn(50000, 16, 2048), plain(50000), strict=True)
-        ],
-        yarn_factor(16),
+    "deepseek_yarn, all of it": case(
+        DEEPSEEK | MSCALES, yarn(50000, 16, 2048, 20, 3), BOTH_MSCALES, attn_factor=1
     ),
-    "yarn of llama.cpp, a step behind the width": Case(
-        {**WIDE_YARN, "ext_factor": 1.0}, plain(50), yarn_factor(4)
+    "telechat3-yarn": case(TELECHAT, RAMPED, yarn_factor(16, "0.7")),
+    "telechat3-yarn, another ramp": case(
+        TELECHAT | OTHER_RAMP, yarn(50000, 16, 2048, 20, 3), yarn_factor(16, "0.7")
     ),
-    "deepseek_yarn": Case(DEEPSEEK, yarn(50000, 16, 2048), yarn_factor(16)),
-    "deepseek_yarn, one mscale is enough": Case(
-        {**DEEPSEEK, "mscale": 0.7}, yarn(50000, 16, 2048), yarn_factor(16, "0.7")
+    "ntk": case(NTK, fixed_ntk(20000, 8), rope_theta=20000.0),
+    "ntk, mixed": case(NTK, fixed_ntk(10000, 8, "0.625"), mixed_b=0.625),
+    "ntk, mixed with the exponent 0": case(NTK, divided(plain(10000), [8] * 32), mixed_b=0),
+    "longrope, short": case(
+        LONGROPE, divided(plain(10000), SHORT), LONGROPE_FACTOR, 4096, factor=32.0
     ),
-    "deepseek_yarn, all of it": Case(
-        {**DEEPSEEK, **MSCALES, "attn_factor": 1},
-        yarn(50000, 16, 2048, 20, 3),
-        yarn_factor(16, "0.7") / yarn_factor(16, "0.3"),
+    "longrope, long": case(LONGROPE | SU, divided(plain(10000), LONG), LONGROPE_FACTOR, 4097),
+    "longrope, mscale by length": case(
+        LONGROPE | MSCALE_BY_LENGTH, divided(plain(10000), LONG), 1.3, 5000
     ),
-    "telechat3-yarn": Case(
-        {**YARN, "rope_type": "telechat3-yarn", "mscale": 1},
-        yarn(50000, 16, 2048),
-        yarn_factor(16, "0.7"),
-    ),
-    "ntk": Case({**NTK, "rope_theta": 20000.0}, fixed_ntk(20000, 8)),
-    "ntk, mixed": Case({**NTK, "mixed_b": 0.625}, fixed_ntk(10000, 8, "0.625")),
-    "ntk, mixed with the exponent 0": Case({**NTK, "mixed_b": 0}, divided(plain(10000), [8] * 32)),
-    "longrope, short": Case(
-        {**LONGROPE, "factor": 32.0}, divided(plain(10000), SHORT), LONGROPE_FACTOR, 4096
-    ),
-    "longrope, long": Case(
-        {**LONGROPE, "rope_type": "su", "max_position_embeddings": 131072},
-        divided(plain(10000), LONG),
-        LONGROPE_FACTOR,
-        4097,
-    ),
-    "longrope, mscale by length": Case(
-        {**LONGROPE, "short_mscale": 1.1, "long_mscale": 1.3, "factor": 4.0},
-        divided(plain(10000), LONG),
-        1.3,
-        5000,
-    ),
-    "llama3": Case(LLAMA3, llama3(500000, 8, 1, 4, 8192)),
-    "llama3, a step": Case(
-        {**LLAMA3, "high_freq_factor": 1.0},
-        [w if 2 * mp.pi / w <= 8192 else w / 8 for w in plain(500000)],
-    ),
-    "proportional": Case(
-        {**PROPORTIONAL, "factor": 2.0},
-        [w / 2 if i < 9 else 0 for i, w in enumerate(plain(1000000))],
-    ),
-    "partial": Case({"partial_rotary_factor": 0.5, "rope_theta": 1e6}, plain(1000000, 32)),
+    "llama3": case(LLAMA3, llama3(500000, 8, 1, 4, 8192)),
+    "llama3, a step": case(LLAMA3, STEP, high_freq_factor=1.0),
+    "proportional": case(PROPORTIONAL, NINE_PAIRS, factor=2.0),
+    "partial": case({"partial_rotary_factor": 0.5}, plain(1000000, 32), rope_theta=1e6),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_formula(name: str) -> None:
-    case = CASES[name]
-    rope = RotaryEmbedding(WIDTH, scaling=case.section).at_length(case.length)
-    expected = np.array(case.inv_freq, dtype=np.float64)
+    section, inv_freq, attention_factor, length = CASES[name]
+    rope = RotaryEmbedding(WIDTH, scaling=section).at_length(length)
+    expected = np.array(inv_freq, dtype=np.float64)
     # Each frequency is a handful of float64 operations; theta^e itself has the error of its
     # exponent, |e·ln θ| · 2^-53.
     np.testing.assert_allclose(rope.inv_freq, expected, rtol=64 * 2.0**-53, atol=0)
-    factor = pytest.approx(float(case.attention_factor), rel=8 * 2.0**-53)
+    factor = pytest.approx(float(attention_factor), rel=8 * 2.0**-53)
     assert rope.attention_factor == factor
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_float32_is_near_float64(name: str) -> None:
-    case = CASES[name]
-    rope = RotaryEmbedding(WIDTH, scaling=case.section, angle_dtype="float32")
-    inv_freq = rope.at_length(case.length).inv_freq
+    section, exact, _, length = CASES[name]
+    rope = RotaryEmbedding(WIDTH, scaling=section, angle_dtype="float32")
+    inv_freq = rope.at_length(length).inv_freq
     assert np.array_equal(inv_freq, inv_freq.astype(np.float32))
-    expected = np.array(case.inv_freq, dtype=np.float64)
+    expected = np.array(exact, dtype=np.float64)
     # A dozen float32 operations, one of which is a power with exponent up to 1: ln θ ≤ 16 roundings
     # of it.
     np.testing.assert_allclose(inv_freq, expected, rtol=32 * 2.0**-24, atol=0)

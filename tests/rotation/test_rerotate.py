@@ -166,6 +166,7 @@ FLOAT32 = RotaryEmbedding(8, angle_dtype="float32")
 DYNAMIC = RotaryEmbedding(
     8, scaling={"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=4
 )
+ONE, TWO, THREE = (DYNAMIC.at_length(lengths) for lengths in (4, [5, 6], [5, 6, 7]))
 
 
 def by(new, old, ids=(0, 1), **options):
@@ -190,25 +191,13 @@ REFUSED = [
     (by(SMALL, LARGE), ValueError, "`old` makes the quotient of attention factors .*-"),
     (by(LONGROPE, LONGROPE.at_length(5)), ValueError, "'longrope' depends on the sequence length"),
     (by(LONGROPE.at_length(5), LONGROPE), ValueError, "length .up to 32 the short factors, from"),
-    (by(DYNAMIC.at_length([5, 6, 7]), DYNAMIC.at_length([4, 5])), ValueError, "`old` has lengths"),
-    (
-        by(DYNAMIC.at_length([5, 6, 7]), DYNAMIC.at_length(4), [[0], [1]]),
-        ValueError,
-        "`position_ids` has batch 2; .* number of lengths",
-    ),
-    (by(DYNAMIC.at_length(4), DYNAMIC.at_length([5, 6]), layout="thd"), ValueError, "`layout` is"),
-    (
-        by(DYNAMIC.at_length(4), DYNAMIC.at_length([5, 6]), layout="thd", cu_seqlens=[0, 2]),
-        ValueError,
-        "`cu_seqlens` is for 1 sequences; it must be for 2",
-    ),
+    (by(THREE, TWO), ValueError, "`old` has lengths"),
+    (by(THREE, ONE, [[0], [1]]), ValueError, "`position_ids` has batch 2; .* number of lengths"),
+    (by(ONE, TWO, layout="thd"), ValueError, "`layout` is"),
+    (by(ONE, TWO, layout="thd", cu_seqlens=[0, 2]), ValueError, "`cu_seqlens` is for 1 seq.* 2"),
     (by(NEW, OLD, layout="bsdh"), ValueError, "`layout` is 'bsdh'"),
     (by(NEW, OLD, 5), ValueError, "`position_ids` is 5; it must hold the position of each token"),
-    (
-        lambda: NEW.rerotate_plan(OLD, [0, 1]).rotate(np.zeros((1, 3, 1, 10))),
-        ValueError,
-        "`x` has 3 tokens, but positions are given for 2",
-    ),
+    (lambda: by(NEW, OLD)().rotate(np.zeros((1, 3, 1, 10))), ValueError, "`x` has 3 tok.* for 2"),
 ]
 
 
