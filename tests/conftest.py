@@ -125,11 +125,11 @@ def interleaved(request):
 @pytest.fixture
 def brief_verify(monkeypatch):
     """Let `rope-cpu verify` verify float32 alone, with a short prefill."""
-    from rope_cpu.cli import verify_rows
+    from rope_cpu.cli import verify
 
-    monkeypatch.setattr(verify_rows, "TOKENS", 16)
-    monkeypatch.setattr(verify_rows, "DTYPES", {"float32": verify_rows.DTYPES["float32"]})
-    monkeypatch.setattr(verify_rows, "ATTENTION_DTYPES", ("float32",))
+    monkeypatch.setattr(verify, "TOKENS", 16)
+    monkeypatch.setattr(verify, "DTYPES", {"float32": verify.DTYPES["float32"]})
+    monkeypatch.setattr(verify, "ATTENTION_DTYPES", ("float32",))
 
 
 class ProgramRunner:

@@ -87,7 +87,7 @@ def apply_rotary(
             remedy = "pass another array or a copy of the table"
             raise ArgumentError("out", shares, "share nothing with the inputs", remedy)
     if rotary_dim > x.shape[-1]:
-        raise _too_wide(cos, x.shape[-1], boolean("interleaved", interleaved))
+        raise _too_wide(cos, x.shape[-1])
     differ_by_head = _differ_by_head(cos, x, position_ids is not None, layout)
     if differ_by_head and cos.shape[-2] == 0:
         raise ArgumentError("cos", Finding.shape_of(cos), "be for at least one head")
@@ -116,29 +116,19 @@ def apply_rotary(
     return result
 
 
-def _too_wide(cos: Array, head_dim: int, interleaved: bool) -> ArgumentError:
+def _too_wide(cos: Array, head_dim: int) -> ArgumentError:
     """Return the error for tables with more columns than pairs, such as those of transformers.
 
     Those have the columns of all pairs twice, or each column twice.
     """
-    columns = cos.shape[-1]
-    n = columns // 2
+    n = cos.shape[-1] // 2
     finding = Finding(
-        f"has shape {cos.shape}, and rotates {2 * columns} elements, but `x` has head_dim "
+        f"has shape {cos.shape}, and rotates {2 * cos.shape[-1]} elements, but `x` has head_dim "
         f"{head_dim}"
     )
     rule = f"have at most {head_dim // 2} columns, one for each pair"
-    if columns % 2 or n > head_dim // 2:
-        return ArgumentError("cos", finding, rule)
-    forms = [
-        (f":{n}", np.array_equal(cos[..., :n], cos[..., n:])),
-        ("::2", np.array_equal(cos[..., ::2], cos[..., 1::2])),
-    ]
-    if interleaved:
-        forms.reverse()
-    kept = next((columns for columns, repeated in forms if repeated), forms[0][0])
-    remedy = f"full-width tables hold each pair twice: pass cos[..., {kept}] and sin[..., {kept}]"
-    return ArgumentError("cos", finding, rule, remedy)
+    slices = f"cos[..., :{n}], or cos[..., ::2] of interleaved pairs, and sin likewise"
+    return ArgumentError("cos", finding, rule, f"of tables that hold each pair twice pass {slices}")
 
 
 def _differ_by_head(cos: Array, x: Array, looked_up: bool, layout: str) -> bool:

@@ -201,10 +201,10 @@ def test_a_defect_is_no_usage_error(monkeypatch):
 
 WORDY = ["warmup float32", "show", "verify", "bench decode-8/float32 --no-peers"]
 QUICKLY = (
-    "import sys; from rope_cpu.cli import main as cli, verify_rows\n"
-    "verify_rows.TOKENS = 16\n"
-    "verify_rows.DTYPES = {{'float32': verify_rows.DTYPES['float32']}}\n"
-    "verify_rows.ATTENTION_DTYPES = ()\n"
+    "import sys; from rope_cpu.cli import main as cli, verify\n"
+    "verify.TOKENS = 16\n"
+    "verify.DTYPES = {{'float32': verify.DTYPES['float32']}}\n"
+    "verify.ATTENTION_DTYPES = ()\n"
     "sys.argv[1:] = {words!r}.split()\n"
     "sys.exit(cli.main())"
 )

@@ -10,7 +10,7 @@ import pytest
 from rope_cpu import RotaryEmbedding
 from rope_cpu.array_types import DTYPES
 from rope_cpu.cli import main as cli
-from rope_cpu.cli import verify_rows
+from rope_cpu.cli import verify
 from rope_cpu.export.targets import TARGETS
 
 LLAMA = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}
@@ -24,7 +24,7 @@ def run(tmp_path, capsys, monkeypatch):
 
     It returns the exit code, the output with single spaces, and the layers in the JSON file.
     """
-    monkeypatch.setattr(verify_rows, "TOKENS", 16)
+    monkeypatch.setattr(verify, "TOKENS", 16)
 
     def run(*arguments, **changes):
         (tmp_path / "config.json").write_text(json.dumps(LLAMA | changes))
@@ -76,7 +76,7 @@ def test_each_row_is_a_line_as_soon_as_it_is_known(run, monkeypatch):
     def interrupt(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(verify_rows, "numpy_attention", interrupt)
+    monkeypatch.setattr(verify, "numpy_attention", interrupt)
     interrupted = run()
     assert "rotation float32 half-split numpy" in interrupted.out
     assert "attention" not in interrupted.out
@@ -151,10 +151,10 @@ FAULTS = (sixteen_ulps, unrotated_elements, not_a_number, swapped_heads, decode_
 
 @pytest.mark.parametrize("spoil", FAULTS)
 def test_a_fault_of_the_rotation_fails(spoil, dtype, interleaved, monkeypatch):
-    monkeypatch.setattr(verify_rows, "TOKENS", 40)
+    monkeypatch.setattr(verify, "TOKENS", 40)
     frequencies = [1.0, 0.1, 0.01]
     rope = RotaryEmbedding.from_inv_freq(frequencies, head_dim=8, interleaved=interleaved)
-    assert verify_rows.numpy_rotation(rope, (4, 2), dtype).passed
+    assert verify.numpy_rotation(rope, (4, 2), dtype).passed
     right = RotaryEmbedding.__call__
 
     def wrong(self, q, k, ids):
@@ -163,18 +163,18 @@ def test_a_fault_of_the_rotation_fails(spoil, dtype, interleaved, monkeypatch):
         return results
 
     monkeypatch.setattr(RotaryEmbedding, "__call__", wrong)
-    assert not verify_rows.numpy_rotation(rope, (4, 2), dtype).passed
+    assert not verify.numpy_rotation(rope, (4, 2), dtype).passed
 
 
 def test_several_axes_and_heads_with_frequencies_of_their_own(dtype):
     inv_freq = [[[1.0, 0.0], [0.5, 0.1]], [[0.0, 0.3], [0.2, 0.7]]]  # (axes, heads, pairs)
     rope = RotaryEmbedding.from_inv_freq(inv_freq)
-    assert verify_rows.numpy_rotation(rope, (4, 2), dtype).passed
+    assert verify.numpy_rotation(rope, (4, 2), dtype).passed
 
 
 @pytest.mark.usefixtures("brief_verify")
 def test_attention_of_tokens_with_coordinates_is_that_of_numpy():
-    found = list(verify_rows.rows(RotaryEmbedding.axial(16, 2), (4, 2)))
+    found = list(verify.rows(RotaryEmbedding.axial(16, 2), (4, 2)))
     assert {row.by for row in found if "coordinates" in row.refused} == set(TARGETS)
     assert {row.verdict for row in found if not row.refused} == {"ok"}
 
@@ -182,8 +182,8 @@ def test_attention_of_tokens_with_coordinates_is_that_of_numpy():
 @pytest.mark.usefixtures("brief_verify")
 @pytest.mark.parametrize("factor", [1.0001, 1e18, np.nan])
 def test_wrong_attention_fails(factor, run, monkeypatch):
-    right = verify_rows.attention
-    monkeypatch.setattr(verify_rows, "attention", lambda *arguments: factor * right(*arguments))
+    right = verify.attention
+    monkeypatch.setattr(verify, "attention", lambda *arguments: factor * right(*arguments))
     found = run()
     assert found.code == 1
     (rows,) = found.layers.values()
