@@ -68,7 +68,8 @@ def test_errors_of_output_files_do_not(tmp_path, capsys):
     assert "--help" not in capsys.readouterr().err
 
 
-GEMMA = {"model_type": "gemma3_text", "hidden_size": 64, "num_attention_heads": 4, "head_dim": 16}
+GEMMA = {"model_type": "gemma3_text", "num_hidden_layers": 34}
+GEMMA |= {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16}
 NO_TYPE = "`--layer-type` is not given; it must be one of 'sliding_attention', 'full_attention'"
 INT8 = "export -o a.onnx --layer-type full_attention --attention --cache-dtype int8 --target ort"
 
@@ -81,6 +82,9 @@ INT8 = "export -o a.onnx --layer-type full_attention --attention --cache-dtype i
         ("export -o a.onnx --attention", f"{NO_TYPE}; or give --layer; see"),
         ("bench --list --config", f"{NO_TYPE}; see"),
         ("export -o a.txt --layer-type full_attention", "`--output` is 'a.txt'"),
+        ("export -o a.onnx --layer 34", "`--layer` is 34; it must be below 34"),
+        ("export -o a.onnx --layer 0 --layer-type x", "`--layer` is 0; it must be left out"),
+        ("export -o a.onnx --layer 0 --dtype float64", "`--dtype` is 'float64'; it must be one of"),
         (INT8, "`--cache-dtype` is 'int8'; it must be left out, as `cache` is 'growing'"),
     ],
 )
@@ -90,36 +94,6 @@ def test_errors_of_the_library_name_options(words, start, tmp_path, monkeypatch,
     assert cli.main([*words.split(), "config.json"]) == 2
     assert capsys.readouterr().err.startswith(f"rope-cpu: {start}")
     assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
-
-
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 128,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 2,
-    "no_rope_layers": [1, 0],
-}
-ONNX_INT8 = "--attention --target onnx --cache shared --cache-dtype int8"
-
-
-@pytest.mark.parametrize(
-    ("options", "start"),
-    [
-        ("--layer 9", "`--layer` is 9; it must be below 2"),
-        ("--layer 1", "`--layer` is 1; it must select a layer that is rotated"),
-        ("--layer 0 --layer-type full_attention", "`--layer` is 0; it must be left out"),
-        ("--dtype float64", "`--dtype` is 'float64'; it must be one of float32"),
-        ("--layout thd --positions none", "`--positions` is 'none'; it must be 'position_ids'"),
-        ("--attention --cache shared --mask padding", "`--mask` is 'padding'; it must be left out"),
-        (ONNX_INT8, "`--cache-dtype` is 'int8'; it must be left out with target 'onnx'"),
-        ("--attention --positions offset", "`--positions` is 'offset'; it must be one of past, "),
-    ],
-)
-def test_refusals_of_the_export_name_options(options, start, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    assert cli.main(["export", "config.json", "-o", "a.onnx", *options.split()]) == 2
-    assert capsys.readouterr().err.startswith(f"rope-cpu: {start}")
 
 
 VARIABLES = {"ROPE_CPU_NUM_THREADS": "two", "NUMBA_THREADING_LAYER": "nope"}

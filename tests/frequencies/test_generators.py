@@ -117,15 +117,6 @@ def test_slow_axes_are_as_exact_as_fast_ones(rng):
     np.testing.assert_allclose(found, by_speed, rtol=64 * 6 * 2.0**-52, atol=0)
 
 
-def test_frequencies_are_those_put_in(rng):
-    frequencies = np.array([[3.0, 2.0, 0.5], [0.1, -0.2, 0.3]])
-    spec, _ = solve(generators_of(frequencies, 6, orthogonal(rng, 6)))
-    found = spec.inv_freq[0, :, 0]
-    np.testing.assert_allclose(
-        found * np.sign(found[0]), frequencies, rtol=0, atol=64 * 6 * 2.0**-52
-    )
-
-
 def rotation(rng, size):
     """Return a random rotation matrix; one in some hundred has a plane of almost π radians."""
     basis = orthogonal(rng, size)
@@ -162,29 +153,6 @@ def test_families_of_logarithms(size, count, rng):
             rng,
         )
         solve(generators)
-
-
-def test_power_of_an_orthogonal_matrix(rng):
-    """R_n = Oⁿ for an orthogonal O = expm(B)."""
-    generator = generators_of(rng.uniform(-3, 3, size=5), 10, orthogonal(rng, 10))[0]
-    spec, basis = solve(generator)
-    power, x = np.linalg.matrix_power(expm(generator), 7), rng.normal(size=10)
-    ours = basis @ rotated(spec, basis.T @ x, [7])
-    np.testing.assert_allclose(ours, power @ x, rtol=0, atol=7 * rounding(generator, [7], x))
-
-
-def test_folding_the_basis_into_projections_keeps_scores(rng):
-    generators = CASES["two axes, mixed"](rng)
-    spec, basis = solve(generators)
-    queries, keys = rng.normal(size=(16, 24)), rng.normal(size=(16, 24))
-    x, y, m, n = rng.normal(size=24), rng.normal(size=24), np.array([1.5, -2]), np.array([0.25, 3])
-    query, key = queries @ x, keys @ y
-    exact = query @ expm(np.tensordot(n - m, generators, 1)) @ key
-    folded = rotated(spec, (basis.T @ queries) @ x, m) @ rotated(spec, (basis.T @ keys) @ y, n)
-    # Each element of a product of 24 terms errs by 24 roundings of the terms.
-    sizes = np.linalg.norm(np.abs(queries) @ np.abs(x)) * np.linalg.norm(np.abs(keys) @ np.abs(y))
-    bound = sum(rounding(generators, at, 1.0) for at in (m, n, n - m)) + 64 * 24 * 2.0**-52
-    assert folded == pytest.approx(exact, rel=0, abs=bound * sizes)
 
 
 def test_generators_in_block_form_keep_their_basis():
