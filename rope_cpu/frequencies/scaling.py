@@ -153,20 +153,12 @@ class ScalingRule:
 
     def _error(self, length: int | None, problem: str) -> ValueError:
         """Return the error for unusable frequencies, with the numbers that lead to them."""
-        inputs = {
-            "rope_theta": self.settings.rope_theta,
-            **dict(self.parameters),
-            "seq_len": length,
-        }
-        numbers = ", ".join(
-            f"`{name}` {shown(value)}"
-            for name, value in inputs.items()
-            if isinstance(value, int | float)
-        )
-        return ValueError(
-            f"{numbers}: {problem} in {self.settings.angle_dtype}; frequencies must be finite, "
-            "above 0 and at most 2^40"
-        )
+        theta = ("rope_theta", self.settings.rope_theta)
+        inputs = [theta, *self.parameters, ("seq_len", length)]
+        numbers = [f"`{name}` {shown(x)}" for name, x in inputs if isinstance(x, int | float)]
+        rule = "frequencies must be finite, above 0 and at most 2^40"
+        found = f"{problem} in {self.settings.angle_dtype}"
+        return ValueError(f"{', '.join(numbers)}: {found}; {rule}")
 
 
 @lru_cache(maxsize=256)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
@@ -22,6 +23,10 @@ LARGEST_FREQUENCY = 2.0**40
 
 # Bound of the factor on cos and sin: the factor and its inverse must be normal float32 numbers.
 LARGEST_FACTOR = 2.0**126
+
+# The fields that are no arrays, in which equal specs agree.
+_PLAIN = "head_dim blocks interleaved rope_type angle_dtype pair_axis shared_id length_rule lengths"
+_plain_fields = attrgetter(*_PLAIN.split())
 
 _LARGEST_SIZES = {"axes": limits.AXES, "heads": limits.HEADS, "pairs": limits.HEAD_DIM // 2}
 
@@ -258,21 +263,9 @@ class RopeSpec:
         self.__post_init__()  # pickle and deepcopy create writable arrays
 
     def _key(self) -> tuple[Any, ...]:
-        """Return a hashable value that is equal for equal specs."""
-        return (
-            self.inv_freq.shape,
-            self.inv_freq.tobytes(),
-            self.attention_factor.tobytes(),
-            self.head_dim,
-            self.blocks,
-            self.interleaved,
-            self.rope_type,
-            self.angle_dtype,
-            self.pair_axis,
-            self.shared_id,
-            self.length_rule,
-            self.lengths,
-        )
+        """Return a hashable value that is equal for equal specs; `inv_freq` has the direction."""
+        arrays = (self.inv_freq.shape, self.inv_freq.tobytes(), self.attention_factor.tobytes())
+        return (*arrays, *_plain_fields(self))
 
     def __eq__(self, other: object) -> bool:
         return self._key() == other._key() if isinstance(other, RopeSpec) else NotImplemented
