@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from attention_modules import Module, attention_module, random_model
+from text_configs import LLAMA3_SCALING
 
 from rope_cpu import RotaryEmbedding
 
@@ -30,14 +31,7 @@ SMALL = {
     "sliding_window": 8,
 }
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 5e5,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
+LLAMA3 = {"rope_theta": 5e5, **LLAMA3_SCALING, "original_max_position_embeddings": 16}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 1e4,

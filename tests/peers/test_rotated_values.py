@@ -138,6 +138,20 @@ def members(x: np.ndarray, rope: RotaryEmbedding) -> tuple[np.ndarray, np.ndarra
     return x[..., :width], x[..., partner]
 
 
+def agrees(
+    result: np.ndarray, theirs: np.ndarray, x: np.ndarray, rope: RotaryEmbedding, drift: Any
+) -> None:
+    """Assert that two rotations of x differ by roundings and by angles that are off by `drift`."""
+    width = rope.rotary_dim
+    x_a, x_b = members(x, rope)
+    exact = theirs[..., :width].astype(np.float64)
+    factor = rope.attention_factor
+    bound = 2 * rotation_bound(exact, x_a, x_b, factor, np.float32)
+    bound += factor * drift * (np.abs(x_a) + np.abs(x_b))
+    assert (np.abs(result[..., :width] - exact) <= bound).all()
+    np.testing.assert_array_equal(result[..., width:], x[..., width:])
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_rotated_values(name: str, rng: np.random.Generator) -> None:
     case = CASES[name]
@@ -154,44 +168,8 @@ def test_rotated_values(name: str, rng: np.random.Generator) -> None:
     apart = np.abs(rope.inv_freq - inv_freq)
     drift = ids[:, None] * apart + np.where(apart > 0, 2 * half_ulp(angle, np.float32), 0.0)
     drift = np.repeat(drift, 2, axis=-1) if rope.interleaved else np.tile(drift, 2)
-    width, (x_a, x_b) = rope.rotary_dim, members(x, rope)
-    exact, factor = expected[..., :width].astype(np.float64), rope.attention_factor
-    bound = 2 * rotation_bound(exact, x_a, x_b, factor, np.float32)
-    bound += factor * drift * (np.abs(x_a) + np.abs(x_b))
-    assert (np.abs(result[..., :width] - exact) <= bound).all()
-    np.testing.assert_array_equal(result[..., width:], x[..., width:])
+    agrees(result, expected, x, rope, drift)
     assert np.mean(apart == 0) > 0.9, "more than a few frequencies differ in the last bit"
-
-
-FOUR_HEADS = {"hidden_size": 512, "num_attention_heads": 4}
-AXES = {
-    "qwen2_vl": ("Qwen2VL", {"head_dim": None, **FOUR_HEADS}),
-    "qwen3_vl": ("Qwen3VLText", {"head_dim": 128}),
-    "qwen3_5": ("Qwen3_5Text", {"head_dim": 256, "partial_rotary_factor": 0.25}),
-    "glm4v": ("Glm4vText", {**FOUR_HEADS, "partial_rotary_factor": 0.5}),
-}
-
-
-@pytest.mark.parametrize("folder", AXES)
-def test_several_axes(folder: str, rng: np.random.Generator) -> None:
-    stem, keys = AXES[folder]
-    module = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
-    configuration = importlib.import_module(f"transformers.models.{folder}.configuration_{folder}")
-    cfg = getattr(configuration, f"{stem.removesuffix('Text')}TextConfig")(**keys)
-    rotary = getattr(module, f"{stem}RotaryEmbedding")(cfg)
-    rope = RotaryEmbedding.from_config(cfg.to_dict(), angle_dtype="float32")
-    ids = rng.integers(0, 5000, (3, 1, 40))
-    x = rng.standard_normal((1, 2, 40, rope.head_dim)).astype(np.float32)
-    tensor = torch.from_numpy(x)
-    tables = rotary(tensor, torch.from_numpy(ids))
-    expected = module.apply_rotary_pos_emb(tensor, tensor, *tables)[0].double().numpy()
-    result = rope.rotate(x, np.moveaxis(ids, 0, -1), layout="bhsd")
-    width, (x_a, x_b) = rope.rotary_dim, members(x, rope)
-    # A frequency may differ in its last bit, so an angle of at most 5000 differs by two roundings.
-    drift = 2 * half_ulp(5000.0, np.float32) * (np.abs(x_a) + np.abs(x_b))
-    bound = 2 * rotation_bound(expected[..., :width], x_a, x_b, 1.0, np.float32) + drift
-    assert (np.abs(result[..., :width] - expected[..., :width]) <= bound).all()
-    np.testing.assert_array_equal(result[..., width:], x[..., width:])
 
 
 def rotated_by_table(name: str, x: np.ndarray) -> tuple[np.ndarray, dict[str, Any], int]:
@@ -238,12 +216,6 @@ def test_models_with_tables(
         spec = rope.spec
         same = replace(spec, inv_freq=theirs.reshape(spec.inv_freq.shape))
         rope = RotaryEmbedding.from_spec(same)
-    x_a, x_b = members(x, rope)
     drift = 2 * half_ulp(np.arange(seq)[:, None] * rope.inv_freq, np.float32).repeat(2, axis=-1)
     drift = drift if angle_dtype == "float32" else np.zeros_like(drift)
-    exact = expected[..., :width].astype(np.float64)
-    bound = 2 * rotation_bound(exact, x_a, x_b, 1.0, np.float32)
-    bound += drift * (np.abs(x_a) + np.abs(x_b))
-    result = rope.rotate(x, layout="bhsd")
-    assert (np.abs(result[..., :width] - exact) <= bound).all()
-    np.testing.assert_array_equal(result[..., width:], x[..., width:])
+    agrees(rope.rotate(x, layout="bhsd"), expected, x, rope, drift)

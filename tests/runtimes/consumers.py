@@ -50,29 +50,21 @@ def by_name(model, results):
     return [dict(zip(names, outputs, strict=True)) for outputs in results]
 
 
-def run_onnxruntime(model, feeds):
-    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+def run_session(session_of, model, feeds):
+    """Run a model in a session with the interface of onnxruntime."""
+    session = session_of(model)
     return by_name(model, [session.run(None, feed) for feed in feeds])
 
 
-def run_reference(model, feeds):
-    evaluator = ReferenceEvaluator(onnx.load_from_string(model))
-    return by_name(model, [evaluator.run(None, feed) for feed in feeds])
+run_onnxruntime = partial(
+    run_session, partial(onnxruntime.InferenceSession, providers=["CPUExecutionProvider"])
+)
 
 
-def run_converted(model, feeds):
-    converted = version_converter.convert_version(onnx.load_from_string(model), 25)
-    return run_onnxruntime(converted.SerializeToString(), feeds)
-
-
-def run_optimized(model, feeds):
-    optimized = optimizer.optimize(onnx.load_from_string(model))
-    return run_onnxruntime(optimized.SerializeToString(), feeds)
-
-
-def run_rewritten(model, feeds):
-    rewritten = rewriter.rewrite(onnx.load_from_string(model))
-    return run_onnxruntime(rewritten.SerializeToString(), feeds)
+def run_changed(change, model, feeds):
+    """Run what a tool makes of a model in onnxruntime."""
+    changed = change(onnx.load_from_string(model))
+    return run_onnxruntime(changed.SerializeToString(), feeds)
 
 
 def run_quantized(model, feeds, **options):
@@ -80,10 +72,6 @@ def run_quantized(model, feeds, **options):
         path = Path(folder, "quantized.onnx")
         quantize_dynamic(onnx.load_from_string(model), path, **options)
         return run_onnxruntime(path.read_bytes(), feeds)
-
-
-def run_quantized_matmul(model, feeds):
-    return run_quantized(model, feeds, op_types_to_quantize=["MatMul"])
 
 
 def run_openvino(model, feeds):
@@ -186,16 +174,6 @@ def run_tinygrad(model, feeds):
     return results
 
 
-def run_ggml(model, feeds):
-    session = onnxruntime_ggml.InferenceSession(model, {"device": "cpu"})
-    return by_name(model, [session.run(None, feed) for feed in feeds])
-
-
-def run_nxrt(model, feeds):
-    session = nxrt.InferenceSession(model)
-    return by_name(model, [session.run(None, feed) for feed in feeds])
-
-
 def run_tvm(model, feeds):
     graph = onnx.load_from_string(model)
     executable = tvm.compile(from_onnx(graph), "llvm")
@@ -239,14 +217,18 @@ CONSUMERS = {
     "mnn": run_mnn,
     "iree": run_iree,
     "tinygrad": run_tinygrad,
-    "onnxruntime-ggml": run_ggml,
-    "nxrt": run_nxrt,
+    "onnxruntime-ggml": partial(
+        run_session, lambda model: onnxruntime_ggml.InferenceSession(model, {"device": "cpu"})
+    ),
+    "nxrt": partial(run_session, nxrt.InferenceSession),
     "tvm": run_tvm,
-    "onnx.reference": run_reference,
-    "onnx.version_converter": run_converted,
-    "onnxscript.optimizer": run_optimized,
-    "onnxscript.rewriter": run_rewritten,
-    "quantize_dynamic of MatMul": run_quantized_matmul,
+    "onnx.reference": partial(run_session, ReferenceEvaluator),
+    "onnx.version_converter": partial(
+        run_changed, partial(version_converter.convert_version, target_version=25)
+    ),
+    "onnxscript.optimizer": partial(run_changed, optimizer.optimize),
+    "onnxscript.rewriter": partial(run_changed, rewriter.rewrite),
+    "quantize_dynamic of MatMul": partial(run_quantized, op_types_to_quantize=["MatMul"]),
     "quantize_dynamic": run_quantized,
 }
 

@@ -10,6 +10,7 @@ from functools import cache
 import numpy as np
 import oracle
 from attention_oracle import attention, exactly, half_ulp, normed, rotated
+from text_configs import LLAMA3_SCALING
 
 from rope_cpu import RotaryEmbedding, export
 
@@ -34,13 +35,7 @@ CACHE_NAMES = {
     "optimum": ("past_key_values.0.", "present.0."),
 }
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+LLAMA31 = RotaryEmbedding(128, rope_theta=5e5, scaling=LLAMA3_SCALING)
 LINEAR = {"rope_type": "linear", "factor": 8.0}
 LONGROPE = {
     "rope_type": "longrope",
@@ -90,10 +85,8 @@ class Model:
 
 
 MODELS = {
-    "llama3.1": Model(RotaryEmbedding(128, rope_theta=5e5, scaling=LLAMA3)),
-    "llama3.1-optimum": Model(
-        RotaryEmbedding(128, rope_theta=5e5, scaling=LLAMA3), names="optimum"
-    ),
+    "llama3.1": Model(LLAMA31),
+    "llama3.1-optimum": Model(LLAMA31, names="optimum"),
     "qwen3": Model(RotaryEmbedding(128, rope_theta=1e6), has_norms=True),
     # The softcap of Gemma 2 is 50; a low one shows where masks are applied before it.
     "gemma2-sliding": Model(RotaryEmbedding(256), window=9, softcap=2.0),

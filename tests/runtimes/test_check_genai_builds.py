@@ -12,6 +12,7 @@ import onnxruntime
 import oracle
 import pytest
 from onnx import numpy_helper
+from text_configs import LLAMA3_SCALING
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.cli import main
@@ -34,14 +35,7 @@ SMALL = {
     "head_dim": 64,
     "max_position_embeddings": 131072,
 }
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 5e5,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+LLAMA3 = {"rope_theta": 5e5, **LLAMA3_SCALING}
 MODELS = {
     "Llama 3.1": ("LlamaConfig", {"rope_parameters": LLAMA3}),
     "gpt-oss": ("GptOssConfig", {"num_local_experts": 2, "num_experts_per_tok": 1}),

@@ -12,6 +12,7 @@ import onnx
 import onnxruntime
 import oracle
 import pytest
+from text_configs import LLAMA3_SCALING
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.cli import main
@@ -36,14 +37,7 @@ SMALL: dict[str, Any] = {
     "max_position_embeddings": 131072,
     "attn_implementation": "eager",
 }
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 5e5,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+LLAMA3 = {"rope_theta": 5e5, **LLAMA3_SCALING}
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 1e6,

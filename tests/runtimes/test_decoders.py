@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+from text_configs import LLAMA3_SCALING
 
 from rope_cpu.export.targets import TARGETS
 
@@ -34,14 +35,7 @@ SIZES = {
     "max_position_embeddings": 512,
     "attn_implementation": "eager",
 }
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 5e5,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
+LLAMA3 = {"rope_theta": 5e5, **LLAMA3_SCALING, "original_max_position_embeddings": 64}
 WINDOWS = {
     "sliding_window": 16,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
