@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,6 @@ from rope_cpu.models.keys import objects
 from rope_cpu.models.layer import WINDOW_LAYERS, Layer
 from rope_cpu.models.layers import rule_keys, window
 from rope_cpu.models.model_types import Config, ModelFacts, data, model_facts, value_at
-from rope_cpu.models.quirks import quirks_of
 
 _EMPTY: Config = {}
 
@@ -45,6 +45,8 @@ _TYPE_END = re.compile("(_text|_model|_module)+$")
 _NAMES = re.compile(KEYS["names"])
 _OTHERS = re.compile(KEYS["others"])
 _UNITS = re.compile(KEYS["units"])
+_LATENT = re.compile(KEYS["latent"])
+_STATES = [(re.compile(pattern), fact) for pattern, fact in KEYS["states"].items()]
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,10 @@ class _Model:
         """Return the value that the table has for one of the model types."""
         return next((FACTS[fact][name] for name in self.types if name in FACTS[fact]), default)
 
-    def rows(self) -> Iterator[ModelFacts]:
-        """Yield the rows of the model types that are known."""
-        yield from filter(None, (model_facts(str(name)) for name in self.types))
+    @cached_property
+    def rows(self) -> list[ModelFacts]:
+        """The rows of the model types that are known."""
+        return [*filter(None, (model_facts(str(name)) for name in self.types))]
 
     def number(self, key: str) -> float | None:
         """Return the number of a key, None for a missing key."""
@@ -100,74 +103,78 @@ def attention_of(
     model = _Model({*model_types, *whole}, values)
     tokens = _bidirectional_tokens(model)
     latent_keys = {"qk_rope_head_dim", "kv_lora_rank"}
-    layer = Layer(
-        model_type=model_type,
-        causal=tokens is not None or _is_causal(model),
-        latent=bool(values.get("use_mla", True)) and not latent_keys.isdisjoint(values),
-        has_sinks=model.has("sinks"),
-        qk_norm=_qk_norm(model),
-        norm_offset=float(model.has("qk_norm_offset")),
-        norm_weighted=not model.has("qk_norm_unweighted"),
-        norm_epsilon=_norm_epsilon(model),
-        norm_other=model.of_type("qk_norm_other"),
-        v_norm=model.has("v_norm"),
-        chunk=model.integer("attention_chunk_size"),
-        window=window(values),
-        window_in_all_layers=model.has("window_in_all_layers"),
-        softcap=model.number("attn_logit_softcapping"),
-        scale=_scale(model),
-        query_weights=model.of_type("query_weights"),
-        query_scale=_query_scale(model),
-        unrotated_query_scale=_unrotated_query_scale(model),
-        bidirectional_tokens=tokens,
-        shared_layers=model.integer("num_kv_shared_layers") or 0,
-        own_cache=model.of_type("own_cache"),
-        other=_other_class(values, source) or _other(model),
-    )
-    unread = None if layer.other else _unread(model, beside, layer)
-    return layer if unread is None else replace(layer, other=unread)
+    facts: dict[str, Any] = {
+        "model_type": model_type,
+        "causal": tokens is not None or _is_causal(model),
+        "latent": bool(values.get("use_mla", True)) and not latent_keys.isdisjoint(values),
+        "has_sinks": model.has("sinks"),
+        "qk_norm": _qk_norm(model),
+        "norm_offset": float(model.has("qk_norm_offset")),
+        "norm_weighted": not model.has("qk_norm_unweighted"),
+        "norm_epsilon": _norm_epsilon(model),
+        "norm_other": model.of_type("qk_norm_other"),
+        "v_norm": model.has("v_norm"),
+        "chunk": model.integer("attention_chunk_size"),
+        "window": window(values),
+        "window_in_all_layers": model.has("window_in_all_layers"),
+        "softcap": model.number("attn_logit_softcapping"),
+        "scale": _scale(model),
+        "query_weights": model.of_type("query_weights"),
+        "query_scale": _query_scale(model),
+        "unrotated_query_scale": _unrotated_query_scale(model),
+        "bidirectional_tokens": tokens,
+        "shared_layers": model.integer("num_kv_shared_layers") or 0,
+        "own_cache": model.of_type("own_cache"),
+    }
+    other = _other_class(values, source) or _other(model) or _unread(model, beside, facts)
+    return Layer(**facts, other=other)
 
 
-def _unread(model: _Model, beside: Config, layer: Layer) -> str | None:
+def _unread(model: _Model, beside: Config, facts: Config) -> str | None:
     """Return a text on a key of attention, in the config or beside it, that nothing reads.
 
     None for an unknown model type, of which every part is to be stated.
     """
-    if not any(model.rows()):
+    if not model.rows:
         return None
-    is_bidirectional = not layer.causal or layer.bidirectional_tokens is not None
-    states = vars(layer) | {"bidirectional": is_bidirectional}
-    read = _read_keys(model, layer)
+    is_bidirectional = not facts["causal"] or facts["bidirectional_tokens"] is not None
+    states = {**facts, "bidirectional": is_bidirectional}
+    read = _read_keys(model, facts)
     if not _has_windows(model):
         states["window"] = None
         read -= {"sliding_window"}
     others = {key: value for key, value in beside.items() if model.values.get(key) != value}
-    text = unread_key(model.values, model.types, states, read)
-    return text or unread_key(others, model.types, states)
+    text = _unread_key(model.values, model.types, states, read)
+    return text or _unread_key(others, model.types, states)
 
 
-def _read_keys(model: _Model, layer: Layer) -> set[str]:
-    """Return the keys that facts, rows, quirks and layer types of some model types come from."""
+def _read_keys(model: _Model, facts: Config) -> set[str]:
+    """Return the keys that facts, rows and layer types of some model types come from."""
     keys: set[Any] = {*KEYS["read"], *FACTS["other_keys"], *rule_keys(model.types)}
-    for row in model.rows():
-        keys |= {*row.names.values(), *row.unrotated.values(), *row.refuse, *row.ignored}
-    keys |= {key for name in model.types for quirk in quirks_of(name) for key in quirk.keys}
-    if layer.unrotated_query_scale is None:
+    for row in model.rows:
+        keys |= {
+            *row.names.values(),
+            *row.unrotated.values(),
+            *row.refuse,
+            *row.ignored,
+            *row.reads,
+        }
+    if facts["unrotated_query_scale"] is None:
         scales = FACTS["query_scale"].items()
-        keys |= {key for key, formula in scales if formula == layer.query_scale}
-    if layer.scale == _scale_of_scalar(model):
+        keys |= {key for key, formula in scales if formula == facts["query_scale"]}
+    if facts["scale"] == _scale_of_scalar(model):
         keys.add("query_pre_attn_scalar")
     return {part for key in keys for part in key.split(".")}
 
 
 def _has_windows(model: _Model) -> bool:
     """Return True if a model's code reads a window, or the config may have layers with one."""
-    is_own = any("sliding_window" in {*row.defaults, *row.names} for row in model.rows())
+    is_own = any("sliding_window" in {*row.defaults, *row.names} for row in model.rows)
     types = model.values.get("layer_types", WINDOW_LAYERS)
     return is_own or model.has("window_in_all_layers") or not {*types}.isdisjoint(WINDOW_LAYERS)
 
 
-def unread_key(
+def _unread_key(
     values: Config, model_types: Set[str | None], facts: Config, read: Set[str] = frozenset()
 ) -> str | None:
     """Return a text on the first key of attention that nothing reads, None if there is none.
@@ -176,7 +183,7 @@ def unread_key(
     """
     known = {*KEYS["inert"], *read}
     for key, value in values.items():
-        if not is_attention_key(key) or _is_neutral(key, value, model_types, facts):
+        if not _is_attention_key(key) or _is_neutral(key, value, model_types, facts):
             continue
         if key not in known:
             return (
@@ -184,13 +191,14 @@ def unread_key(
                 "ignores it)"
             )
         inner = value if isinstance(value, Mapping) else {}
-        unread = unread_key(inner, model_types, facts, read)
+        unread = _unread_key(inner, model_types, facts, read)
         if unread is not None:
             return unread
     return None
 
 
-def is_attention_key(key: Any) -> bool:
+@lru_cache
+def _is_attention_key(key: Any) -> bool:
     """Return True for a key whose name belongs to attention."""
     return isinstance(key, str) and bool(_NAMES.search(key)) and not _OTHERS.search(key)
 
@@ -206,10 +214,9 @@ def _is_neutral(key: str, value: Any, model_types: Set[str | None], facts: Confi
         return True
     if value is False and key in KEYS["asks"]:
         return True
-    if facts["latent"] and re.search(KEYS["latent"], key):
+    if facts["latent"] and _LATENT.search(key):
         return True
-    states = KEYS["states"].items()
-    fact = next((facts[name] for pattern, name in states if re.search(pattern, key)), None)
+    fact = next((facts[name] for pattern, name in _STATES if pattern.search(key)), None)
     if not isinstance(value, int | float):
         return bool(value == "causal" and facts["causal"])
     if isinstance(value, bool) or (isinstance(fact, bool) and value in (0, 1)):
@@ -263,7 +270,7 @@ def _other_class(values: Config, source: Config) -> str | None:
     for config in configs:
         model_type = str(config.get("model_type"))
         for key, name in _classes(config):
-            if not _has_class(model_type, name):
+            if not _has_class(model_type, str(name)):
                 return f"`{key}` has {shown(name)}, no class of model type {cut(model_type)}"
     return None
 
@@ -279,7 +286,8 @@ def _classes(config: Config) -> Iterator[tuple[str, Any]]:
             yield "auto_map", path
 
 
-def _has_class(model_type: str, name: object) -> bool:
+@lru_cache
+def _has_class(model_type: str, name: str) -> bool:
     """Return False for a class of another family than a known model type.
 
     Names of its classes begin with that of the type, or of the one it inherits facts from, unless
@@ -292,14 +300,14 @@ def _has_class(model_type: str, name: object) -> bool:
     families = [_TYPE_END.sub("", name) for name in types]
     families += [family for name in types for family in FACTS["families"].get(name, ())]
     pattern = f"({'|'.join(map(_letters, families))}){_CLASS_KIND}"
-    module, _, class_name = str(name).rpartition(".")  # without a module in `architectures`
+    module, _, class_name = name.rpartition(".")  # without a module in `architectures`
     is_other_task = re.search(_OTHER_TASKS, _letters(module))
     return not is_other_task and re.fullmatch(pattern, _letters(class_name)) is not None
 
 
-def _letters(name: object) -> str:
+def _letters(name: str) -> str:
     """Return the letters and digits of a name, in lower case."""
-    return re.sub("[^a-z0-9]", "", str(name).lower())
+    return re.sub("[^a-z0-9]", "", name.lower())
 
 
 def _other(model: _Model) -> str | None:

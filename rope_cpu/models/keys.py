@@ -6,8 +6,8 @@ The vocabulary, keys.json, has lists of keys, and patterns of names:
 - `models`: keys of which every language model's config has one;
 - `parts`: those of the language model in a multimodal config, in the order of trial;
 - `nullable`: keys for which null is a value of its own and not the model type's default;
-- `read`: keys that are read for every model type; `layers`: those of types without layer sections
-  and unrotated layer types; `widths_of_slices`: those of rows with a default, and of unknown types;
+- `read`: keys that are read for every model type; `widths_of_slices`: those of rows with a default,
+  and of unknown types;
 - `widths`, `other_widths`: keys whose names elsewhere must not be passed over for a default;
 - `asks`: keys and values that ask for a rotation, in types that are usually not rotated;
 - `rotation`, `asking`: keys of rotations, and flags of which true is neutral and not false.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -115,15 +115,14 @@ def objects(raw: Config) -> Iterator[tuple[str, Config]]:
                     yield f"{key}.{inner_key}", inner
 
 
-def refuse_unread(text: Config, facts: ModelFacts | None, read: Collection[str]) -> None:
-    """Raise for a key of a rotation that the row of a model type and its quirks do not read.
+def refuse_unread(text: Config, facts: ModelFacts | None) -> None:
+    """Raise for a key of a rotation that the row of a model type does not read.
 
-    text: the config of the language model. facts: None for an unknown model type. read: the keys
-    that the quirks of the model type read.
+    text: the config of the language model. facts: None for an unknown model type.
     """
     row = facts or ModelFacts()
     slices = () if facts else KEYS["widths_of_slices"]
-    known = {*KEYS["read"], *slices, *read, *row.reads, *row.ignored}
+    known = {*KEYS["read"], *slices, *row.reads, *row.ignored}
     defaults = {**row.defaults, **row.mrope}
     for key, value in text.items():
         is_known = key in known or defaults.get(key) == value
@@ -155,6 +154,7 @@ def check_part(whole: Config, part_key: str, ignored: Collection[str] = ()) -> N
     check_containers(part)
 
 
+@lru_cache
 def is_rotation_key(key: Any) -> bool:
     """Return True for a key whose name belongs to rotations."""
     return isinstance(key, str) and _ROTATION.search(key) is not None

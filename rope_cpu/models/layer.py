@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rope_cpu.arguments import scalars
 from rope_cpu.arguments.errors import ArgumentError
-from rope_cpu.arguments.texts import cut, shown
+from rope_cpu.arguments.texts import cut
 from rope_cpu.array_types import Float64
 from rope_cpu.frequencies.rope_types import MISSING
 from rope_cpu.frequencies.spec import RopeSpec
@@ -207,11 +207,11 @@ class Layer:
 
         known: the names of the fields that the caller takes, whatever their values are.
         """
-        of_norms = () if self.qk_norm else ("norm_other", "query_weights")
+        passed = {*known, *(() if self.qk_norm else ("norm_other", "query_weights"))}
         defaults = vars(type(self)())
-        for name in (*PARTS, *defaults):
+        for name in (name for name in (*PARTS, *defaults) if name not in passed):
             value = getattr(self, name)
-            if value != defaults.get(name) and name not in (*known, *of_norms):
+            if value != defaults.get(name):
                 part = PARTS.get(name, f"the fact {name} {{}}").format(value)
                 end = "the export cannot write" if name in SERVED else "is not supported"
                 raise ValueError(f"model type {cut(str(self.model_type))} has {part}, which {end}")
@@ -224,23 +224,6 @@ class Layer:
         qk_norm = None if self.qk_norm == "after" else self.qk_norm
         query_scale = self.unrotated_query_scale or self.query_scale
         return replace(self, chunk=None, qk_norm=qk_norm, query_scale=query_scale)
-
-    def window_of(self, layer_type: str | None) -> int | None:
-        """Return the number of keys that a query attends to in layers of a type, None for all keys.
-
-        Raises ValueError if the layer type is needed and unknown.
-        """
-        if self.window is None or self.window_in_all_layers:
-            return self.window
-        if layer_type in FULL_LAYERS:
-            return None
-        if layer_type in WINDOW_LAYERS:
-            return self.window
-        raise ValueError(
-            f"it is not known which layers have the window of {self.window} keys "
-            f"(`sliding_window`), and the layer type is {shown(layer_type)}; add `layer_types` to "
-            "the config, or give --set window=N, or window=none for all keys, to the command"
-        )
 
 
 # Facts that the calls of a server express, and operators of a graph, or that decide these; others

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
-from functools import cache
 from typing import Any
 
 from rope_cpu.arguments import limits, scalars
@@ -175,13 +174,18 @@ def layers_of(values: Config, sections: Sections) -> tuple[Layer, ...]:
     count = _layer_count(values)
     if count is None:
         return ()
+    unrotated = {layer_type for layer_type in sections if sections[layer_type] is None}
+    if values.get("no_rope_layers"):  # which decides whatever the layer types
+        unrotated = set()
     layer_types = [*(values.get("layer_types") or ()), *[None] * count][:count]
-    is_listed = bool(values.get("no_rope_layers"))  # whatever the layer types
-    made = cache(lambda *own: Layer(layer_type=own[0], rotated=own[1], rope_theta=own[2]))
-    return tuple(
-        made(kind, rotated and (is_listed or sections.get(kind, {}) is not None), theta)
-        for kind, (rotated, theta) in zip(layer_types, _rotations(values, count), strict=True)
-    )
+    pairs = [*zip(layer_types, _own_bases(values, count), strict=True)]
+    made = {
+        (kind, theta): Layer(
+            layer_type=kind, rotated=theta != 0 and kind not in unrotated, rope_theta=theta
+        )
+        for kind, theta in set(pairs)
+    }
+    return tuple(map(made.__getitem__, pairs))
 
 
 def derived_layer_types(model_types: Set[str | None], values: Config) -> dict[str, list[str]]:
@@ -238,38 +242,36 @@ _RULES = {model_type: kind for kind in _KINDS for model_type in _DATA[kind]}
 def _layer_count(values: Config) -> int | None:
     """Return the number of layers; None if the config lacks it, and all layers are alike."""
     lists = [values[key] for key in LISTS_BY_LAYER if values.get(key)]
-    interval = values.get("no_rope_layer_interval")
     count = next((values[key] for key in COUNT_KEYS if key in values), None)
     if count is None and lists:
         scalars.check_length("layer_types", lists[0], limits.LAYERS)
         return len(lists[0])
-    if not lists and interval is None and type(count) is not int:
+    if not lists and values.get("no_rope_layer_interval") is None and type(count) is not int:
         return None  # the number is not needed, so it is not refused
     return scalars.whole_number(COUNT_KEYS[0], count, 0, limits.LAYERS)
 
 
-def _rotations(values: Config, count: int) -> list[tuple[bool, float | None]]:
-    """Return whether each layer is rotated, and its base alone; None for that of its section.
+def _own_bases(values: Config, count: int) -> list[float | None]:
+    """Return the base of each layer alone: 0 without rotation, None for that of its section.
 
-    A list by layer decides, or the bases, where 0 is none, or an interval.
+    A list by layer decides, or a list of bases, or an interval, which counts from the first layer
+    if it is positive, and else from the last, as layer 1.
     """
     flags = _list_by_layer("no_rope_layers", values, count)
     if flags:
-        return [(bool(flag), None) for flag in flags]
+        return [None if flag else 0.0 for flag in flags]
     key = "layer_rope_theta"
     bases = _list_by_layer(key, values, count)
     if bases:
-        thetas = [scalars.real_number(key, base, zero=True) for base in bases]
-        return [(theta != 0, theta) for theta in thetas]
+        return [scalars.real_number(key, base, zero=True) for base in bases]
     interval = values.get("no_rope_layer_interval")
     if interval is None:
-        return [(True, None)] * count
+        return [None] * count
     if type(interval) is not int or interval == 0:
         rule = "be a whole number other than 0"
         raise ArgumentError("no_rope_layer_interval", interval, rule)
-    # A positive interval counts from the first layer, a negative one from the last, as layer 1.
     start = 1 if interval > 0 else 1 - count
-    return [((index + start) % interval != 0, None) for index in range(count)]
+    return [None if (index + start) % interval else 0.0 for index in range(count)]
 
 
 def _list_by_layer(key: str, values: Config, count: int) -> list[Any]:

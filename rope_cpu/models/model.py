@@ -189,24 +189,31 @@ class Model(ABC):
         return layers.layers_of(self.values, self.rope_parameters)
 
     @cached_property
-    def by_type(self) -> Mapping[str | None, Sequence[Layer]]:
-        """The layers by their type."""
-        found: dict[str | None, list[Layer]] = {}
-        for layer in self.layers:
-            found.setdefault(layer.layer_type, []).append(layer)
+    def bases(self) -> Mapping[str | None, Set[float | None]]:
+        """The bases of rotated layers by layer type; None stands for that of the rope parameters.
+
+        Empty for a type without rotation. Without layers, it has the types of the rope parameters.
+        """
+        if not self.layers:
+            sections = self.rope_parameters.items()
+            return {name: set() if section is None else {None} for name, section in sections}
+        found: dict[str | None, set[float | None]] = {}
+        for layer in {id(layer): layer for layer in self.layers}.values():
+            thetas = found.setdefault(layer.layer_type, set())
+            if layer.rotated:
+                thetas.add(layer.rope_theta)
         return found
 
     @cached_property
     def known_types(self) -> Set[str | None]:
         """The layer types of the config and of the model's code."""
-        return {*self.by_type, *(self.values.get("layer_types") or ())}
+        listed = self.values.get("layer_types") or ()
+        return {*listed, *(layer.layer_type for layer in self.layers)}
 
     @cached_property
     def rotated_types(self) -> Set[str | None]:
         """The types of rotated layers; None among them stands for no type."""
-        if self.layers:
-            return {layer.layer_type for layer in self.layers if layer.rotated}
-        return {name for name, section in self.rope_parameters.items() if section is not None}
+        return {layer_type for layer_type, thetas in self.bases.items() if thetas}
 
     def type_of(self, layer_type: str | None, layer: int | None) -> str | None:
         """Return the type of a layer, or the type that was asked for, or that of rotated layers.
@@ -229,14 +236,15 @@ class Model(ABC):
         asked: tuple[str, Any] = ("layer_type", layer_type)
         if layer is not None:
             asked = ("layer", layer)
-            selected = [self._at(layer_type, layer)]
-            layer_type = selected[0].layer_type
+            selected = self._at(layer_type, layer)
+            layer_type = selected.layer_type
+            thetas: Set[float | None] = {selected.rope_theta} if selected.rotated else set()
+        elif layer_type is None:
+            thetas = set().union(*self.bases.values())
         else:
-            of_type = self.layers if layer_type is None else self.by_type.get(layer_type)
             # A type that no layer has, or whose layers are not listed, stands for one layer.
             rotated = self.rope_parameters.get(layer_type, {}) is not None
-            selected = list(of_type or [Layer(layer_type=layer_type, rotated=rotated)])
-        thetas = {entry.rope_theta for entry in selected if entry.rotated}
+            thetas = self.bases.get(layer_type, {None} if rotated else set())
         if not thetas:
             remedy = f"those of type {shown(layer_type)} are not" if layer_type else ""
             raise ArgumentError(*asked, "select a layer that is rotated", remedy)
@@ -247,7 +255,7 @@ class Model(ABC):
         if self.type_of(layer_type, None) in self.rope_parameters:
             layer_type = self.type_of(layer_type, None)
         layer_type, section = self._section(layer_type)
-        theta = thetas.pop()
+        theta = next(iter(thetas))
         if theta is not None:
             section = {**section, "rope_theta": theta}
         return Layer(layer_type=layer_type, rope_parameters=section)
@@ -290,7 +298,7 @@ class Model(ABC):
         rule = (
             f"be one of {listed}" if rotated else "have rope parameters, which no rotated type has"
         )
-        if layer_type is None and not self.by_type.keys().isdisjoint(rotated):
+        if layer_type is None and self.layers and not self.bases.keys().isdisjoint(rotated):
             remedy = "or give `layer`"
         raise ArgumentError("layer_type", layer_type, rule, remedy)
 
@@ -376,7 +384,8 @@ class Model(ABC):
 
     def values_of(self, layer_type: str | None) -> Config:
         """Return the values of layers of a type."""
-        return {**self.values, **self.own_values.get(layer_type, {})}
+        own = self.own_values.get(layer_type)
+        return {**self.values, **own} if own else self.values
 
     def head_dim(self, layer_type: str | None) -> int:
         """Return the width of a head vector, or of its rotated part with latent attention (MLA)."""
@@ -430,10 +439,10 @@ class Model(ABC):
             if facts.qk_norm == "after" and factor != 1:  # the norms undo it
                 rule = f"follow a rotation with an attention factor of {factor:.6g}"
                 raise ValueError(f"norms of queries and keys {rule}")
-        layer_type = self._type_of(facts, index, layer_type)
+        layer_type = self.type_of(layer_type, index)
+        window = self._window(facts, layer_type)
         num_heads, num_kv_heads = self.heads(layer_type, index)
         width = self.head_dim(layer_type) if spec is None else spec.head_dim
-        window = facts.window_of(layer_type)
         parameters = self.rope_parameters
         section = parameters.get(layer_type) or parameters.get(None) or {}
         return replace(
@@ -451,20 +460,25 @@ class Model(ABC):
             query_factors=query_factors(facts.query_scale, {**self.values, **section}),
         )
 
-    def _type_of(self, facts: Layer, index: int | None, layer_type: str | None) -> str | None:
-        """Return the type of a layer, or of all rotated layers; None if it plays no part.
+    def _window(self, facts: Layer, layer_type: str | None) -> int | None:
+        """Return the number of keys that a query attends to in layers of a type, None for all keys.
 
-        Raises ValueError if it is needed and not given, or if its kind of attention is not known.
+        Raises ValueError if the type is needed and not given, or if its attention is not known.
         """
-        layer_type = self.type_of(layer_type, index)
         types = self.rotated_types
-        has_windows = facts.window is not None and not facts.window_in_all_layers
-        if layer_type is None and len(types) > 1 and has_windows:
+        differs = facts.window is not None and not facts.window_in_all_layers
+        if layer_type is None and len(types) > 1 and differs:
             listed = cut(", ".join(sorted(map(str, types))))
             raise ValueError(f"layers differ ({listed}); give `layer` or `layer_type`")
         if layer_type not in (None, *FULL_LAYERS, *WINDOW_LAYERS):
             raise ValueError(f"the attention of layers of type {shown(layer_type)} is not known")
-        return layer_type
+        if layer_type is None and differs:
+            raise ValueError(
+                f"it is not known which layers have the window of {facts.window} keys "
+                "(`sliding_window`), and the layer type is None; add `layer_types` to the config, "
+                "or give --set window=N, or window=none for all keys, to the command"
+            )
+        return None if differs and layer_type in FULL_LAYERS else facts.window
 
 
 # The facts of norms in a layer without.

@@ -57,6 +57,8 @@ class ModelFacts:
         The top-level key with the rotated share (or a width, "…_dim") of a section, likewise.
     scaled : tuple of str
         Layer types that an old flat `rope_scaling` applies to.
+    needs_theta : bool
+        The file must have a base, as the default is not known.
     whole_head : bool
         The default rope type ignores `partial_rotary_factor`.
     rotates : str
@@ -93,6 +95,7 @@ class ModelFacts:
     theta: Mapping[str | None, str] = field(default_factory=lambda: {None: "rope_theta"})
     partial: Mapping[str | None, str] = field(default_factory=lambda: {None: SHARE})
     scaled: tuple[str, ...] = ()
+    needs_theta: bool = False
     whole_head: bool = False
     rotates: str = ""
     rotation_sign: int = 1

@@ -1,45 +1,37 @@
 """Differences of single model types' code: each a function from a config to one in standard keys.
 
 A quirk gets the keys of a file under standard names, without nulls. It returns them with standard
-keys for its own, or refuses them. The table of model types has the keys that several types share.
+keys for its own, or refuses them. The table of model types has what several types share, and the
+keys with names of rotations that a quirk reads.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
-from rope_cpu.frequencies.rope_types import MISSING
-from rope_cpu.models.keys import objects, own_section
+from rope_cpu.models.keys import own_section
 from rope_cpu.models.model_types import Config
 
 Change = Callable[[Config], Config]
 
-
-class Quirk(NamedTuple):
-    """A change of configs, and the top-level keys that it reads."""
-
-    change: Change
-    keys: tuple[str, ...]
+_QUIRKS: dict[str, list[Change]] = {}
 
 
-_QUIRKS: dict[str, list[Quirk]] = {}
-
-
-def quirks_of(model_type: str | None) -> list[Quirk]:
+def quirks_of(model_type: str | None) -> list[Change]:
     """Return the quirks of a model type."""
     return _QUIRKS.get(str(model_type), [])
 
 
-def _quirk(*model_types: str, keys: tuple[str, ...] = ()) -> Callable[[Change], Change]:
-    """Register a change of the configs of some model types, and the keys that it reads."""
+def _quirk(*model_types: str) -> Callable[[Change], Change]:
+    """Register a change of the configs of some model types."""
 
     def register(change: Change) -> Change:
         for model_type in model_types:
-            _QUIRKS.setdefault(model_type, []).append(Quirk(change, keys))
+            _QUIRKS.setdefault(model_type, []).append(change)
         return change
 
     return register
@@ -55,12 +47,6 @@ def _changed_section(section: Config, change: Change) -> Config:
     """Return a section after a change, or with the sections in it after the change."""
     nested = {label: change(part) for label, part in section.items() if isinstance(part, Mapping)}
     return {**section, **nested} if nested else change(section)
-
-
-def has_theta(config: Config) -> bool:
-    """Return True if a config or one of its sections has a base."""
-    sections = dict([own_section(config)])
-    return "rope_theta" in config or any("rope_theta" in part for _, part in objects(sections))
 
 
 def _renamed_type(section: Config, name: str, meaning: str) -> Config:
@@ -133,7 +119,7 @@ def _alpha_alone(config: Config) -> Config:
     return _with_sections(config, change)
 
 
-@_quirk("deepseek_v4", "deepseek_v41_text", keys=("compress_rope_parameters",))
+@_quirk("deepseek_v4", "deepseek_v41_text")
 def _compressed_layers(config: Config) -> Config:
     """Name layers by their sections, and give YaRN no attention factor.
 
@@ -173,7 +159,7 @@ def _default_share(config: Config) -> Config:
     return _with_sections(config, change)
 
 
-@_quirk("qwen", keys=("use_dynamic_ntk",))
+@_quirk("qwen")
 def _dynamic_ntk(config: Config) -> Config:
     """Raise the base beyond the context where asked (modeling_qwen.py of Qwen/Qwen-7B)."""
     if config.get("use_dynamic_ntk") is not True:
@@ -182,7 +168,7 @@ def _dynamic_ntk(config: Config) -> Config:
     return {**config, key: {"rope_type": "dynamic_powers", **section}}
 
 
-@_quirk("chatglm", keys=("rope_ratio",))
+@_quirk("chatglm")
 def _theta_ratio(config: Config) -> Config:
     """Multiply the base by `rope_ratio` (modeling_chatglm.py of THUDM/chatglm3-6b)."""
     key, section = own_section(config)
@@ -191,7 +177,7 @@ def _theta_ratio(config: Config) -> Config:
     return {**config, key: {**section, "rope_theta": ratio * theta}}
 
 
-@_quirk("plamo", keys=("n_shared_head",))
+@_quirk("plamo")
 def _shared_heads(config: Config) -> Config:
     """Count key heads by the query heads that share one (plamo.py in mlx-lm)."""
     heads = _count("num_attention_heads", config, 32)
@@ -222,16 +208,7 @@ def _double_heads(config: Config) -> Config:
     return {"head_dim": 2 * hidden // heads, **config}
 
 
-@_quirk("bailing_moe", "bailing_moe_v2", "bailing_moe_linear", "telechat3", "plamo3", "ouro")
-def _needs_theta(config: Config) -> Config:
-    """Refuse a config without a base, as the default is not known."""
-    if not has_theta(config):
-        rule = "be in the config, as the default of its model type is not known"
-        raise ArgumentError("rope_theta", MISSING, rule, "add `rope_theta` to the config")
-    return config
-
-
-@_quirk("cohere2_moe", keys=("prefix_dense_sliding_window_pattern",))
+@_quirk("cohere2_moe")
 def _rotated_dense_layers(config: Config) -> Config:
     """List the rotated layers: sliding ones, and dense ones unless their windows alternate.
 
@@ -250,7 +227,7 @@ def _rotated_dense_layers(config: Config) -> Config:
     return {**config, "no_rope_layers": [int(flag) for flag in rotated]}
 
 
-@_quirk("molmo2_text", keys=("rope_scaling_layers",))
+@_quirk("molmo2_text")
 def _scaled_layers(config: Config) -> Config:
     """Refuse a model of scaled and unscaled layers (transformers modeling_molmo2)."""
     count = _count("num_hidden_layers", config, 36)
@@ -270,7 +247,7 @@ def _cross_attention(config: Config) -> Config:
     return {"layer_types": kinds, **config}
 
 
-@_quirk("nemotron-nas", keys=("block_configs",))
+@_quirk("nemotron-nas")
 def _blocks(config: Config) -> Config:
     """List the key heads of each layer, 0 for one without attention (modeling_decilm.py)."""
     blocks = config.get("block_configs")

@@ -135,7 +135,7 @@ def _refuse_foreign_object(raw: Mapping[str, Any], path: str) -> None:
     # A name such as params.json decides nothing about a file with a model type.
     ending = "" if "model_type" in raw else path
     for row in _FOREIGN["objects"]:
-        has_keys = any(raw.keys() >= set(keys) for keys in row["keys"])
+        has_keys = any(keys[0] in raw and raw.keys() >= {*keys} for keys in row["keys"])
         if has_keys or ending.endswith(tuple(row["ends"])):
             name = value_at(raw, row.get("named", ""))
             named = "" if name is None else f"; it names {shown(name)}"

@@ -38,9 +38,11 @@ class TextModel(Model):
 
     `values` with keys under standard names and `rope_parameters` are sufficient for a spec.
     `beside` has the keys of the file of a known type around it, {} for a file of its own.
+    `has_theta`: the file has a base.
     """
 
     beside: Config = field(default_factory=dict)
+    has_theta: bool = True
 
     @cached_property
     def attention(self) -> Layer:
@@ -54,8 +56,10 @@ class TextModel(Model):
         facts = self.facts
         interleaved = self._interleaved(interleaved)
         if not self.is_known:
-            keys.refuse_unread(values, None, ())
-            self._refuse_missing_theta()
+            keys.refuse_unread(values, None)
+        if not self.has_theta and (facts.needs_theta or not self.is_known):
+            rule = "be in the config, as the default of its model type is not known"
+            raise ArgumentError("rope_theta", MISSING, rule, "add `rope_theta` to the config")
         chosen = self.select(*asked)
         layer_type = chosen.layer_type
         section = dict(chosen.rope_parameters)
@@ -88,17 +92,6 @@ class TextModel(Model):
             return spec
         return _with_axes(spec, mrope_section, arrangement)
 
-    @cached_property
-    def _has_theta(self) -> bool:
-        """Whether the config or one of its sections has a base."""
-        return quirks.has_theta(self.values)
-
-    def _refuse_missing_theta(self) -> None:
-        """Raise if the config of an unknown model type has no base."""
-        if not self._has_theta:
-            rule = "be in the config, as its `model_type` is not known, and so its default"
-            raise ArgumentError("rope_theta", MISSING, rule, "add `rope_theta` to the config")
-
     def _interleaved(self, interleaved: bool | None) -> bool:
         """Return the pairing: the argument, or that of the model type."""
         if interleaved is not None:
@@ -124,23 +117,23 @@ def parse(raw: Config) -> TextModel:
     text, known_facts, whole = language_model(raw)
     unknown_whole = None if whole in (None, *FACTS["wholes"]) else shown(whole)
     facts = known_facts or ModelFacts()
-    changes = quirks.quirks_of(text.get("model_type"))
     # Without defaults, since a value of the file must not be mistaken for one of the model type.
     named: Config = _standard_names(text, facts)
     if facts.names:
         keys.check_containers(named)
-    for quirk in changes:
-        named = quirk.change(named)
+    for quirk in quirks.quirks_of(text.get("model_type")):
+        named = quirk(named)
     values = _with_defaults(named, text, facts)
     _refuse_unrotated(text, values, facts)
     if known_facts is not None:
-        keys.refuse_unread(text, facts, [key for quirk in changes for key in quirk.keys])
+        keys.refuse_unread(text, facts)
     sections = layers.rope_parameters_by_type(named, facts)
     for layer_type, key in facts.unrotated.items():
         if key == "" or text.get(key, 0) is not None:
             sections[layer_type] = None
     return TextModel(
         source=raw,
+        has_theta=_has_theta(named),
         beside={} if unknown_whole or raw.keys() <= text.keys() else raw,
         model_type=values.get("model_type"),
         values=values,
@@ -225,6 +218,12 @@ def _standard_names(text: Config, facts: ModelFacts) -> dict[str, Any]:
         elif not own_key:
             values.pop(name, None)
     return values
+
+
+def _has_theta(named: Config) -> bool:
+    """Return whether a file, or one of its sections, has a base."""
+    sections = dict([keys.own_section(named)])
+    return "rope_theta" in named or any("rope_theta" in part for _, part in keys.objects(sections))
 
 
 def _refuse_unrotated(text: Config, values: Config, facts: ModelFacts) -> None:
