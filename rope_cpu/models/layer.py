@@ -235,16 +235,6 @@ EXPRESSED = (
 )
 
 # Facts that few callers know, in words, in the order in which they are named.
-PARTS = {
-    "v_norm": "norms of values",
-    "query_scale": "queries scaled by their position, by {}",
-    "latent": "latent attention (kv_lora_rank), of which only a part of each head rotates",
-    "weighted_norms": "norms of queries and keys after the rotation (norm without weights, and "
-    'multiply queries by {}, as in "Norms of queries and keys" of docs/serving.md)',
-    "norm_other": "norms of queries and keys other than of each head: {}",
-    "own_cache": "a cache of its own: {}",
-    "other": "an attention of its own: {}",
-    "chunk": "chunks of {} tokens (attention_chunk_size)",
-}
+PARTS: Mapping[str, str] = _FACTS["parts"]
 # Those that a server's calls express, but no operators of a graph.
 SERVED = ("v_norm", "query_scale")

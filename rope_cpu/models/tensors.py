@@ -6,7 +6,8 @@ Of files one tensor is read at a time. Names are those of the modules of transfo
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import DTYPES, Array
 from rope_cpu.models.attention import FACTS
 from rope_cpu.models.layer import Layer
+from rope_cpu.models.model_types import Config
 from rope_cpu.weight_pairing import convert_weight
 
 # Dtypes of safetensors files that weights may have; tensors of others can be listed, but not read.
@@ -119,31 +121,17 @@ def _is_file_name(value: object) -> bool:
     return isinstance(value, str) and Path(value).name == value
 
 
-# Names inside the attention module of a layer, from the modules of transformers.
-QUERIES = ("q_proj", "query")
-KEYS = ("k_proj", "key")
-VALUES = ("v_proj", "value")
-OUTPUTS = ("o_proj", "out_proj", "dense", "Wo")
-PROJECTIONS = {"q": QUERIES, "k": KEYS, "v": VALUES, "o": OUTPUTS}
-FUSED = ("qkv_proj", "query_key_value", "Wqkv", "in_proj")
-# Names of query projections that only attention has: Mamba has an `in_proj`, too.
-MARKS = (*QUERIES, *FUSED[:-1], "self_attn.in_proj")
-QUERY_NORMS = ("q_norm", "q_layernorm", "query_layernorm", "query_norm")
-KEY_NORMS = ("k_norm", "k_layernorm", "key_layernorm", "key_norm")
-SINKS = ("sinks",)
+# Names inside the attention module of a layer, from the modules of transformers: `marks` are those
+# of query projections that only attention has, as Mamba has an `in_proj`, too; `buffers` stand
+# beside the weights in older checkpoints; `other_parts` are those beside the language model.
+_NAMES: Config = FACTS["tensors"]
+_MARKS = tuple(f".{name}.weight" for name in _NAMES["marks"])
 
 # End of the prefix of modules without an output projection.
 SELF = ".self."
 
-# Buffers that older checkpoints hold beside the weights.
-BUFFERS = ("bias", "masked_bias", "rotary_emb.inv_freq", "attention.bias", "attention.masked_bias")
-
-# Names of the parts of a multimodal model beside the language model.
-OTHER_PARTS = ("vision", "visual", "audio", "image", "speech", "cross_attn", "mtp", "mimi.")
-
-
 # The tensors of parts that may be left out on purpose.
-_OF_PARTS = {"qk_norm": (*QUERY_NORMS, *KEY_NORMS), "sinks": SINKS}
+_OF_PARTS = {"qk_norm": [*chain(*_NAMES["norms"].values())], "sinks": _NAMES["sinks"]}
 
 
 def layer_arrays(
@@ -169,10 +157,10 @@ def layer_arrays(
     module = AttentionTensors(tensors, attention_prefix(tensors, layer.index))
     arrays = _projections(module, layer)
     if layer.qk_norm is not None and layer.norm_weighted:
-        arrays["q_norm"] = module.required(QUERY_NORMS, ".weight")
-        arrays["k_norm"] = module.required(KEY_NORMS, ".weight")
+        for name, names in _NAMES["norms"].items():
+            arrays[name] = module.required(names, ".weight")
     if layer.has_sinks:
-        arrays["sinks"] = module.required(SINKS, "")
+        arrays["sinks"] = module.required(_NAMES["sinks"], "")
     _check_shapes(module, arrays, layer)
     module.check_all_used({name for part in left_out for name in _OF_PARTS.get(part, ())})
     return arrays
@@ -183,14 +171,13 @@ def attention_prefix(tensors: Mapping[str, Any], layer: int | None) -> str:
 
     Raises ValueError unless there is one attention module.
     """
-    suffixes = tuple(f".{name}.weight" for name in MARKS)
     prefixes = set()
     for name in tensors:
         parts = name.split(".")
         indices = [part for part in parts if part.isdecimal()]
-        is_other = any(word in name for word in OTHER_PARTS)
+        is_other = any(word in name for word in _NAMES["other_parts"])
         is_of_layer = layer is None or indices[:1] == [str(layer)]
-        if name.endswith(suffixes) and is_of_layer and not is_other:
+        if name.endswith(_MARKS) and is_of_layer and not is_other:
             prefixes.add(".".join(parts[:-2]) + ".")
     if len(prefixes) == 1:
         return prefixes.pop()
@@ -198,7 +185,7 @@ def attention_prefix(tensors: Mapping[str, Any], layer: int | None) -> str:
     if not prefixes:
         examples = shown(list(tensors)[:3])
         finding = Finding(f"holds no query projection{of_layer}")
-        rule = f"hold one of {', '.join(MARKS)}"
+        rule = f"hold one of {', '.join(_NAMES['marks'])}"
         raise ArgumentError("tensors", finding, rule, f"it has names such as {examples}")
     names = shown(sorted(prefixes))
     finding = Finding(f"holds several attention modules{of_layer}, {names}")
@@ -214,14 +201,14 @@ class AttentionTensors:
         self.tensors = tensors
         self.prefix = prefix
         self.unused = {name.removeprefix(prefix) for name in tensors if name.startswith(prefix)}
-        self.unused -= set(BUFFERS)
+        self.unused -= set(_NAMES["buffers"])
 
     def error(self, held: str, rule: str, remedy: str = "") -> ArgumentError:
         """Return the error for what the module holds."""
         finding = Finding(f"holds {held} under {shown(self.prefix)}")
         return ArgumentError("tensors", finding, rule, remedy)
 
-    def optional(self, names: tuple[str, ...], suffix: str) -> Array | None:
+    def optional(self, names: Sequence[str], suffix: str) -> Array | None:
         """Return the tensor with one of the names, None if there is none."""
         found = next((name for name in names if f"{name}{suffix}" in self.unused), None)
         if found is None:
@@ -230,7 +217,7 @@ class AttentionTensors:
         name = f"{self.prefix}{found}{suffix}"
         return _as_array(name, self.tensors[name])
 
-    def required(self, names: tuple[str, ...], suffix: str) -> Array:
+    def required(self, names: Sequence[str], suffix: str) -> Array:
         """Return the tensor with one of the names; raise ValueError if there is none."""
         array = self.optional(names, suffix)
         if array is None:
@@ -255,7 +242,7 @@ def _projections(module: AttentionTensors, layer: Layer) -> dict[str, Array]:
     rows = (layer.num_heads + 2 * kv_heads) * layer.head_dim
     found: dict[str, Array] = {}
     for suffix, kind in ((".weight", ""), (".bias", "_bias")):
-        fused = module.optional(FUSED, suffix)
+        fused = module.optional(_NAMES["fused"], suffix)
         if fused is not None:
             _check_shape(module, "a fused projection", fused, (rows, *fused.shape[1:]))
             parts = _split_rows(fused, layer)
@@ -263,9 +250,8 @@ def _projections(module: AttentionTensors, layer: Layer) -> dict[str, Array]:
                 parts[0] = convert_weight(parts[0], layer.num_heads, to="half")
                 parts[1] = convert_weight(parts[1], kv_heads, to="half")
             found |= {f"{name}{kind}": part for name, part in zip("qkv", parts, strict=True)}
-        separate = PROJECTIONS if fused is None else {"o": OUTPUTS}
-        for name, names in separate.items():
-            array = module.optional(names, suffix)
+        for name in "qkvo" if fused is None else "o":
+            array = module.optional(_NAMES["projections"][name], suffix)
             if array is not None:
                 found[f"{name}{kind}"] = array
     needed = "qkv" if module.prefix.endswith(SELF) else "qkvo"
