@@ -134,6 +134,7 @@ def test_weights_of_a_layer(tensors):
 # A tensor of another shape than the config says, and the model type that has it.
 OTHER_SHAPES = [
     ("q_proj.weight", (64,), "llama"),
+    ("k_proj.weight", (), "llama"),
     ("q_proj.weight", (64, HIDDEN, 1), "llama"),
     ("v_proj.weight", (32, HIDDEN + 1), "llama"),
     ("o_proj.weight", (HIDDEN, 63), "llama"),
@@ -189,20 +190,6 @@ def test_quantised_weights_are_refused_as_from_files(tensors, tmp_path, dtype):
     for source in (tensors, tmp_path):
         with pytest.raises((TypeError, ValueError), match=r"k_proj\.weight.* has dtype"):
             layer.weights(source)
-
-
-def test_fused_projections_have_the_names_of_others(tensors, tmp_path):
-    parts = [tensors.pop(f"{MODULE}{name}_proj.weight") for name in "qkv"]
-    tensors[f"{MODULE}qkv_proj.bias"] = np.arange(128.0)
-    tensors[f"{MODULE}qkv_proj.weight"] = np.concatenate(parts)
-    del tensors[f"{MODULE}q_proj.bias"]
-    write_safetensors(tmp_path / "model.safetensors", tensors)
-    layer = rope_cpu.attention_layer(of_type("phi3"), 1)
-    for source in (tensors, tmp_path, tmp_path / "model.safetensors"):
-        weights = layer.weights(source)
-        for name, part in zip("qkv", parts, strict=True):
-            np.testing.assert_array_equal(getattr(weights, name), part)
-        assert weights.v_bias.tolist() == list(range(96, 128))
 
 
 NORM_WEIGHT = np.linspace(0.5, 1.5, WIDTH)

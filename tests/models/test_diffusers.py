@@ -1,4 +1,4 @@
-"""Configs of diffusers: closed forms of their models, written out pair by pair, and refusals."""
+"""Rotations of diffusers' classes, written out pair by pair: axis, frequency and elements."""
 
 from __future__ import annotations
 
@@ -8,109 +8,197 @@ import re
 import numpy as np
 import pytest
 
-from rope_cpu import RotaryEmbedding, positions
+from rope_cpu import RotaryEmbedding
 from rope_cpu.models import reader
 
 
-def named(name, **values):
-    return {"_class_name": name, **values}
+def runs(*axes, theta=1e4, scales=(1, 1, 1, 1)):
+    """Return (axis, frequency) of each pair, if each axis has a run of pairs."""
+    return [
+        (axis, theta ** (-2 * i / width) / scales[axis])
+        for axis, width in enumerate(axes)
+        for i in range(width // 2)
+    ]
 
 
-FLUX = named("FluxTransformer2DModel", _diffusers_version="0.30.0.dev0", attention_head_dim=128)
-CHROMA = named("ChromaTransformer2DModel", attention_head_dim=128, axes_dims_rope=[16, 56, 56])
-WAN = named("WanModel", _diffusers_version="0.30.0", dim=5120, num_heads=40, model_type="t2v")
-WAN_DIFFUSERS = named("WanTransformer3DModel", attention_head_dim=128, num_attention_heads=12)
-HUNYUAN = named(
-    "HunyuanVideo15Transformer3DModel",
-    attention_head_dim=128,
-    rope_axes_dim=[16, 56, 56],
-    rope_theta=256.0,
+def one_axis(width, theta):
+    return runs(width, theta=theta)
+
+
+def sections(width, theta, height_pairs, width_pairs):
+    """Return pairs that go to three axes by turns, and to the first where another has its share."""
+    ends = (width, 3 * height_pairs, 3 * width_pairs)
+    return [(j % 3 if j < ends[j % 3] else 0, theta ** (-2 * j / width)) for j in range(width // 2)]
+
+
+def cosmos(widths, scales):
+    """Return runs whose bases are those of NTK scaling: 10000 s^(w/(w-2))."""
+    found = []
+    for axis, (width, scale) in enumerate(zip(widths, scales, strict=True)):
+        theta = 1e4 * scale ** (width / (width - 2))
+        found += [(axis, theta ** (-2 * i / width)) for i in range(width // 2)]
+    return found
+
+
+def adjacent(pairs):
+    return [(2 * i, 2 * i + 1) for i in range(pairs)]
+
+
+def split(pairs):
+    return [(i, i + pairs) for i in range(pairs)]
+
+
+def split_thirds(pairs):
+    third = pairs // 3
+    return [(2 * third * a + i, 2 * third * a + third + i) for a in range(3) for i in range(third)]
+
+
+IMAGE = "Transformer2DModel"
+VIDEO = "Transformer3DModel"
+AUDIO = "Transformer1DModel"
+THREE = runs(16, 56, 56)
+SANA = runs(40, 36, 36)
+HEADS = "attention_head_dim"
+WAN = {HEADS: 128, "num_attention_heads": 12}
+COGVIDEOX = {HEADS: 64, "num_attention_heads": 48, "use_rotary_positional_embeddings": True}
+LIKE_FLUX = (f"Flux{IMAGE}", "FluxControlNetModel", f"Bria{IMAGE}", f"LongCatImage{IMAGE}")
+LIKE_FLUX += (f"OvisImage{IMAGE}", f"QwenImage{IMAGE}", "QwenImageControlNetModel")
+LIKE_FLUX += (
+    f"Chroma{IMAGE}",
+    f"BriaFibo{IMAGE}",
+    f"QwenImage21{IMAGE}",
+    f"NucleusMoEImage{IMAGE}",
 )
-COGVIDEOX = {
-    "attention_head_dim": 64,
-    "num_attention_heads": 48,
-    "use_rotary_positional_embeddings": True,
+LIKE_HUNYUAN = [f"Hunyuan{kind}{VIDEO}" for kind in ("Video", "Video15", "VideoFramepack")]
+LIKE_WAN = [
+    f"{kind}{VIDEO}" for kind in ("Wan", "WanVACE", "WanAnimate", "SkyReelsV2", "ChronoEdit")
+]
+
+# Of each class: (axis, frequency) of each pair, the elements of pairs, head_dim, its config.
+FORMS = {
+    **dict.fromkeys(LIKE_FLUX, (THREE, adjacent, 128)),
+    **dict.fromkeys(LIKE_HUNYUAN, (runs(16, 56, 56, theta=256), adjacent, 128)),
+    **dict.fromkeys(LIKE_WAN, (runs(44, 42, 42), adjacent, 128, WAN)),
+    "WanModel": (runs(44, 42, 42), adjacent, 128, {"dim": 5120, "num_heads": 40}),
+    "no class": (runs(16, 24, 24), adjacent, 64, COGVIDEOX | {"_class_name": None}),
+    f"ConsisID{VIDEO}": (runs(16, 24, 24), adjacent, 64, COGVIDEOX),
+    f"HunyuanImage{IMAGE}": (runs(64, 64, theta=256), adjacent, 128),
+    "HunyuanImage of three axes": (
+        *(runs(16, 56, 56, theta=256), adjacent, 128),
+        {"_class_name": f"HunyuanImage{IMAGE}", "rope_axes_dim": [16, 56, 56]},
+    ),
+    f"Flux2{IMAGE}": (runs(32, 32, 32, 32, theta=2e3), adjacent, 128),
+    f"Flux3{IMAGE}": (runs(32, 32, 32, 32), adjacent, 128),
+    f"Krea2{IMAGE}": (runs(32, 48, 48, theta=1e3), adjacent, 128),
+    f"BriaFibo2{IMAGE}": (runs(32, 48, 48, theta=256), adjacent, 128),
+    f"ZImage{IMAGE}": (
+        *(runs(32, 48, 48, theta=256), adjacent, 128),
+        {"dim": 3840, "n_heads": 30, "axes_dims": [32, 48, 48], "axes_lens": [1536, 512, 512]},
+    ),
+    f"HiDreamImage{IMAGE}": (
+        *(runs(64, 32, 32), adjacent, 128),
+        {"axes_dims_rope": [64, 32, 32], HEADS: 128},
+    ),
+    f"Lumina2{IMAGE}": (runs(32, 32, 32), adjacent, 96),
+    f"MotifVideo{VIDEO}": (runs(16, 56, 56, theta=256), adjacent, 128),
+    f"JoyImageEdit{VIDEO}": (runs(16, 56, 56, theta=256), adjacent, 128),
+    f"JoyImageEditPlus{VIDEO}": (
+        *(runs(16, 56, 56, theta=500), adjacent, 128),
+        {"theta": 500, "hidden_size": 4096, "num_attention_heads": 32},
+    ),
+    f"PRX{IMAGE}": (runs(32, 32), adjacent, 64, {"axes_dim": None}),
+    f"Helios{VIDEO}": (runs(44, 42, 42), adjacent, 128),
+    f"Kandinsky5{VIDEO}": (runs(16, 24, 24), adjacent, 64),
+    f"Kandinsky6{VIDEO}": (runs(32, 48, 48, scales=(1, 2, 2)), adjacent, 128),
+    f"Kandinsky6SR{VIDEO}": (
+        *(runs(16, 24, 24, scales=(2, 1, 4)), adjacent, 64),
+        {"scale_factor": [2.0, 1.0, 4.0]},
+    ),
+    f"AnyFlow{VIDEO}": (SANA, adjacent, 112, {HEADS: 112}),
+    f"AnyFlowFAR{VIDEO}": (SANA, adjacent, 112, {HEADS: 112}),
+    f"SanaVideo{VIDEO}": (SANA, adjacent, 112, {HEADS: 112}),
+    f"WanAnimate2{VIDEO}": (runs(44, 42, 42), adjacent, 128, {"dim": 5120, "num_heads": 40}),
+    f"SanaWM{VIDEO}": (SANA, adjacent, 112),
+    f"EasyAnimate{VIDEO}": (runs(16, 24, 24), adjacent, 64),
+    "HunyuanDiT2DModel": (runs(44, 44), adjacent, 88),
+    "HunyuanDiT2DControlNetModel": (runs(32, 32), adjacent, 64, {HEADS: 64}),
+    f"CogView4{IMAGE}": (runs(20, 20), split, 40),
+    f"GlmImage{IMAGE}": (runs(32, 32), split, 64, {HEADS: 64}),
+    f"Allegro{VIDEO}": (runs(32, 32, 32, scales=(2.2, 2, 2)), split_thirds, 96),
+    f"Cosmos{VIDEO}": (cosmos((44, 42, 42), (2, 1, 1)), split, 128),
+    "CosmosControlNetModel": (
+        *(cosmos((24, 20, 20), (1, 3, 3)), split, 64),
+        {"rope_scale": [1.0, 3.0, 3.0], HEADS: 64},
+    ),
+    f"MiniMaxH3{VIDEO}": (runs(32, 32, 32), split, 128),
+    f"AceStep{AUDIO}": (one_axis(128, 1e6), split, 128),
+    "LongCatAudioDiTTransformer": (one_axis(64, 1e5), split, 64),
+    f"MiniMaxMusic3{AUDIO}": (one_axis(32, 1e4), split, 64),
+    "StableAudioDiTModel": (one_axis(32, 1e4), split, 64),
+    "StableAudio3DiTModel": (one_axis(32, 1e4), split, 64),
+    f"Ideogram4{IMAGE}": (sections(256, 5e6, 20, 20), split, 256),
+    "Cosmos3OmniTransformer": (
+        *(sections(128, 5e6, 14, 10), split, 128),
+        {"rope_scaling": {"mrope_section": [40, 14, 10]}},
+    ),
 }
-LTX2 = named(
-    "LTX2VideoTransformer3DModel",
-    num_attention_heads=32,
-    attention_head_dim=128,
-    rope_theta=10000.0,
-    rope_type="interleaved",
-)
-LTX = named("LTXVideoTransformer3DModel", num_attention_heads=32, attention_head_dim=64)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_pairs_have_their_axis_frequency_and_elements(name):
+    pairs, elements, head_dim, *config = FORMS[name]
+    named = {"_class_name": name, "_diffusers_version": "0.42.1"}
+    spec = reader.read(named | dict(*config)).spec()
+    expected = np.zeros((spec.axes, len(pairs)))
+    for pair, (axis, frequency) in enumerate(pairs):
+        expected[axis, pair] = frequency
+    # A power, its exponent and inverse, and a division: a few roundings, times ln(5e6) = 15.
+    np.testing.assert_allclose(spec.inv_freq[0, :, 0], expected, rtol=20 * 2.0**-53)
+    first, second = (side.tolist() for side in spec.pair_elements())
+    assert [*zip(first, second, strict=True)] == elements(len(pairs))
+    assert spec.head_dim == head_dim
+    assert spec.attention_factor == 1
+
+
+FACTORS = [1 + i / 16 for i in range(48)]
+OMNIGEN = {
+    "_class_name": "OmniGenTransformer2DModel",
+    "hidden_size": 3072,
+    "num_attention_heads": 32,
+    "rope_base": 10000,
+    "rope_scaling": {"type": "su", "short_factor": FACTORS, "long_factor": FACTORS[::-1]},
+}
+
+
+@pytest.mark.parametrize(("length", "factors"), [(4096, FACTORS), (4097, FACTORS[::-1])])
+def test_omnigen_has_longrope(length, factors):
+    spec = reader.read(OMNIGEN).spec().at_length([length])
+    expected = [1 / (factor * 1e4 ** (-2 * -i / 96)) for i, factor in enumerate(factors)]
+    np.testing.assert_allclose(spec.inv_freq[0, 0, 0], expected, rtol=20 * 2.0**-53)
+    attention_factor = math.sqrt(1 + math.log(131072 / 4096) / math.log(4096))
+    np.testing.assert_allclose(spec.attention_factor, attention_factor, rtol=4 * 2.0**-53)
+    assert not spec.interleaved
+
+
+COSMOS3 = {"_class_name": "Cosmos3OmniTransformer"}
+
+
+def test_the_own_sections_of_cosmos_take_precedence():
+    section = {"rope_scaling": {"mrope_section": [40, 14, 10], "mrope_interleaved": True}}
+    own = {"rope_axes_dim": [24, 20, 20]}
+    assert reader.read(COSMOS3 | section | own).spec() == reader.read(COSMOS3).spec()
+    assert reader.read(COSMOS3 | section).spec() != reader.read(COSMOS3).spec()
+
+
+LTX = {"_class_name": f"LTXVideo{VIDEO}", "num_attention_heads": 32, HEADS: 64}
+LTX2 = LTX | {"_class_name": f"LTX2Video{VIDEO}", HEADS: 128, "rope_theta": 1e4}
+LTX2["rope_type"] = "interleaved"
 
 
 def rotated(x, angles):
     """Rotate adjacent pairs of x (tokens, ..., width) by angles (tokens, ..., width / 2)."""
     z = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angles)
     return np.stack([z.real, z.imag], axis=-1).reshape(x.shape)
-
-
-def axis_by_axis(ids, widths, theta):
-    """Return the angle of each pair: coordinate times theta^(-2i/width), axis after axis."""
-    return np.array(
-        [
-            [
-                p[axis] * math.pow(theta, -2 * i / width)
-                for axis, width in enumerate(widths)
-                for i in range(width // 2)
-            ]
-            for p in np.asarray(ids).tolist()
-        ]
-    )
-
-
-IMAGE = positions.grid((1, 5, 7))
-VIDEO = positions.grid((4, 5, 7))
-
-# Configuration, widths of time, row and column, base, positions.
-MODELS = [
-    (FLUX, (16, 56, 56), 1e4, IMAGE),
-    (CHROMA, (16, 56, 56), 1e4, IMAGE),
-    (WAN, (44, 42, 42), 1e4, VIDEO),
-    (HUNYUAN, (16, 56, 56), 256.0, VIDEO),
-    (named("HunyuanVideoTransformer3DModel"), (16, 56, 56), 256.0, [[3, 4, 5]]),
-    # Sampled at half the training resolution: rows and columns are 0, 2, 4, …; other ratios make
-    # them fractional.
-    (COGVIDEOX, (16, 24, 24), 1e4, positions.grid((4, 5, 7), scale=(1, 1.875, 2))),
-    # The middle of the image is 0: rows -(n - n // 2) … n // 2 - 1.
-    (
-        CHROMA | {"_class_name": "QwenImageTransformer2DModel"},
-        *((16, 56, 56), 1e4, positions.grid((1, 5, 8), start=(0, -3, -4))),
-    ),
-    (named("Flux2Transformer2DModel"), (32, 32, 32, 32), 2e3, positions.grid((1, 5, 7, 2))),
-    (named("HunyuanImageTransformer2DModel"), (64, 64), 256.0, positions.grid((5, 7))),
-    (
-        named("HunyuanImageTransformer2DModel", rope_axes_dim=[16, 56, 56]),
-        *((16, 56, 56), 256.0, IMAGE),
-    ),
-    (named("HunyuanVideoFramepackTransformer3DModel"), (16, 56, 56), 256.0, VIDEO),
-    (COGVIDEOX | {"_class_name": "ConsisIDTransformer3DModel"}, (16, 24, 24), 1e4, VIDEO),
-]
-LIKE_FLUX = (
-    *("FluxControlNetModel", "BriaTransformer2DModel", "LongCatImageTransformer2DModel"),
-    *("OvisImageTransformer2DModel", "QwenImageControlNetModel"),
-)
-LIKE_WAN = (
-    *("WanTransformer3DModel", "WanVACETransformer3DModel", "WanAnimateTransformer3DModel"),
-    *("SkyReelsV2Transformer3DModel", "ChronoEditTransformer3DModel"),
-)
-MODELS += [(named(name), (16, 56, 56), 1e4, IMAGE) for name in LIKE_FLUX]
-MODELS += [(WAN_DIFFUSERS | named(name), (44, 42, 42), 1e4, VIDEO) for name in LIKE_WAN]
-
-
-@pytest.mark.parametrize(
-    ("config", "widths", "theta", "ids"),
-    MODELS,
-    ids=[row[0].get("_class_name", "CogVideoX") for row in MODELS],
-)
-def test_video_and_image_models_equal_their_closed_form(config, widths, theta, ids, rng):
-    rope = RotaryEmbedding.from_config(config)
-    assert rope.interleaved
-    x = rng.normal(size=(len(ids), 2, sum(widths)))
-    exact = rotated(x, axis_by_axis(ids, widths, theta)[:, None])
-    np.testing.assert_allclose(rope.rotate(x[None], ids)[0], exact, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize(("config", "width"), [(LTX2, 4096), (LTX, 2048)])
@@ -142,7 +230,24 @@ def test_ltx2_split_pairs_halves_of_each_head():
     assert np.array_equal(split.inv_freq, reader.read(LTX2).spec().inv_freq)
 
 
+def test_sana_wm_refiner_rotates_like_ltx2():
+    config = {"num_attention_heads": 4, "attention_head_dim": 32, "rope_theta": 500.0}
+    refiner, ltx2 = (
+        reader.read({"_class_name": name, **config}).spec()
+        for name in ("SanaWMLTX2RefinerTransformer3DModel", "LTX2VideoTransformer3DModel")
+    )
+    assert refiner == ltx2
+
+
 ROTARY = "use_rotary_positional_embeddings"
+
+
+def image(name, **values):
+    return {"_class_name": f"{name}{IMAGE}", **values}
+
+
+def video(name, **values):
+    return {"_class_name": f"{name}{VIDEO}", **values}
 
 
 @pytest.mark.parametrize(
@@ -150,27 +255,124 @@ ROTARY = "use_rotary_positional_embeddings"
     [
         (COGVIDEOX | {ROTARY: False}, "adds sinusoidal embeddings"),
         (COGVIDEOX | {ROTARY: None}, f"`{ROTARY}` is False: this CogVideoX adds sinusoidal"),
+        (COGVIDEOX | {HEADS: 60}, "gives the axes the widths (15, 21, 21)"),
+        ({"_diffusers_version": None, HEADS: 64}, "`_class_name` is None; it must"),
+        ({"_class_name": IMAGE, "_diffusers_version": "0.27"}, f"'{IMAGE}'; it must be"),
+        (image("Flux", axes_dims_rope=[16, 56, 64], **WAN), "`attention_head_dim` is 128"),
+        (image("Flux", axes_dims_rope=[64, 64]), "`axes_dims_rope` gives the axes the widths (64,"),
+        (video("HunyuanVideo", rope_axes_dim=[17, 55, 56]), "`rope_axes_dim` gives the axes the"),
         (
-            named("Transformer2DModel", _diffusers_version="0.27.2"),
-            "'Transformer2DModel'; it must be",
+            video("HunyuanVideo", rope_axes_dim=[16, "56", 56]),
+            "`rope_axes_dim` is '56'; it must be",
         ),
-        ({"_diffusers_version": None, "attention_head_dim": 64}, "`_class_name` is None; it must"),
-        (FLUX | {"axes_dims_rope": [16, 56, 64]}, "`attention_head_dim` is 128"),
-        (FLUX | {"axes_dims_rope": [64, 64]}, "`axes_dims_rope` gives the axes the widths (64,"),
-        (HUNYUAN | {"rope_axes_dim": [17, 55, 56]}, "`rope_axes_dim` gives the axes the widths"),
-        (HUNYUAN | {"rope_axes_dim": [16, "56", 56]}, "`rope_axes_dim` is '56'; it must be an"),
-        (WAN_DIFFUSERS | {"attention_head_dim": 5}, "gives the axes the widths (5, 0, 0)"),
-        (WAN_DIFFUSERS | {"attention_head_dim": -6}, "`attention_head_dim` is -6"),
-        (WAN | {"num_heads": 1024}, "`dim // num_heads` gives the axes the widths (5, 0, 0)"),
-        (COGVIDEOX | {"attention_head_dim": 60}, "gives the axes the widths (15, 21, 21)"),
+        (video("Wan", attention_head_dim=5), "gives the axes the widths (5, 0, 0)"),
+        (video("Wan", attention_head_dim=-6), "`attention_head_dim` is -6"),
+        ({"_class_name": "WanModel", "dim": 5120}, "`config` has no `num_heads`"),
+        (
+            {"_class_name": "WanModel", "dim": 5120, "num_heads": 1024},
+            "`dim // num_heads` gives the axes the widths (5, 0, 0)",
+        ),
         (LTX2 | {"rope_type": "mixed"}, "`rope_type` is 'mixed'"),
-        (LTX2 | {"attention_head_dim": 15}, "`attention_head_dim` is 15; it must be even"),
-        (named("WanModel", dim=5120), "`config` has no `num_heads`"),
+        (LTX2 | {HEADS: 15}, "`attention_head_dim` is 15; it must be even"),
+        (image("ErnieImage"), "have different angles, which is no rotation"),
+        (video("Mochi"), "its frequencies are weights, not in the config"),
+        ({"_class_name": "LuminaNextDiT2DModel"}, "its pipeline gives it cos and sin"),
+        ({"_class_name": "ZImageControlNetModel"}, "it uses the rotation of the transformer"),
+        (image("HiDreamImage"), "`config` has no `axes_dims_rope`"),
+        (image("HiDreamImage", axes_dims_rope=[32, 32]), "(32, 32); it must give 3 axes even"),
+        (
+            image("HiDreamImage", axes_dims_rope=[32, 16, 16], attention_head_dim=128),
+            "`attention_head_dim` is 128; it must fit the widths of the axes, (32, 16, 16)",
+        ),
+        (image("ZImage", dim=3840, n_heads=32), "`dim // n_heads` is 120; it must fit the widths"),
+        (
+            image("Flux", rope_theta=256.0),
+            "`rope_theta` is 256.0; it must be left out, as 'Flux",
+        ),
+        (
+            video("LTXVideo", attention_head_dim=64, num_attention_heads=32, rope_theta=256.0),
+            "`rope_theta` is 256.0; it must be left out, as 'LTXVideo",
+        ),
+        (video("Kandinsky6", scale_factor=[1.0, 2.0]), "`scale_factor` is [1.0, 2.0]; it must be"),
+        (video("Kandinsky6", scale_factor=2.0), "`scale_factor` is 2.0; it"),
+        (video("Allegro", interpolation_scale_h=0), "`interpolation_scale_h` is 0; it must be"),
+        (video("Allegro", interpolation_scale_h=5e-324), "`inv_freq` holds inf"),
+        (video("Cosmos", attention_head_dim=10), "`rope_scale` needs widths above 2"),
+        (video("Cosmos", rope_scale=[1e300, 1e300, 1e300]), "`rope_theta` is inf; it must be"),
+        (video("MiniMaxH3", rope_freq_dim=22), "`attention_head_dim` is 128; it must fit"),
+        (
+            {"_class_name": f"MiniMaxMusic3{AUDIO}", "rotary_dim": 66},
+            "`attention_head_dim` is 64; it must fit",
+        ),
+        (image("Ideogram4", mrope_section=[24, 20]), "`mrope_section` is (24, 20); it must be 3"),
+        (image("Ideogram4", mrope_section=[0, 100, 100]), "it must be 3 numbers, the last two of"),
+        (image("Ideogram4", mrope_section=[]), "`mrope_section` is []; it must name the pairs"),
+        (image("Flux2", rope_scaling=False), "`rope_scaling` is False; it must be an object"),
+        (COSMOS3 | {"rope_scaling": ["linear"]}, "`rope_scaling` is ['linear']; it must be an"),
+        (image("OmniGen"), "`short_factor` is missing"),
+        (
+            OMNIGEN | {"rope_scaling": OMNIGEN["rope_scaling"] | {"type": "yarn"}},
+            "`rope_scaling.type` is 'yarn': its class has the factors of longrope",
+        ),
+        (OMNIGEN | {"rope_scaling": {"type": "su"}}, "`short_factor` is missing"),
+        (OMNIGEN | {"hidden_size": 4096}, "`short_factor` has 48 entries; it must have one for"),
+        ({"_class_name": "LongCatAudioDiTTransformer", "dit_dim": 1}, "the widths (0,)"),
     ],
 )
 def test_refusals(config, message):
     with pytest.raises((ValueError, TypeError), match=re.escape(message)):
         reader.read(config).spec()
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (image("Flux", theta=500.0), "theta"),
+        (image("Flux", axes_dim=[16, 56, 56]), "axes_dim"),
+        (image("Flux", rope_axes_dim=[32, 48, 48]), "rope_axes_dim"),
+        (image("Flux", rope_scaling={"rope_type": "yarn", "factor": 4.0}), "rope_scaling"),
+        (image("Lumina2", rope_theta=500.0), "rope_theta"),
+        (image("PRX", rope_theta=500.0), "rope_theta"),
+        (image("Flux2", partial_rotary_factor=0.5), "partial_rotary_factor"),
+        (image("HiDreamImage", axes_dims=[64, 32, 32]), "axes_dims"),
+        (video("Wan", attention_head_dim=128, rope_theta=500.0), "rope_theta"),
+        (video("Kandinsky5", use_ntk=True), "use_ntk"),
+        (video("Helios", rope_dims=[32, 48, 48]), "rope_dims"),
+        ({"_class_name": "StableAudioDiTModel", "rotary_dim": 16}, "rotary_dim"),
+        (COSMOS3 | {"mrope_section": [8, 8, 8]}, "mrope_section"),
+        (
+            COSMOS3 | {"rope_scaling": {"factor": 2}},
+            "rope_scaling.factor",
+        ),
+        (
+            COSMOS3 | {"rope_scaling": {"rope_type": "yarn"}},
+            "rope_scaling.rope_type",
+        ),
+        (
+            OMNIGEN | {"rope_scaling": OMNIGEN["rope_scaling"] | {"factor": 8.0}},
+            "rope_scaling.factor",
+        ),
+    ],
+)
+def test_a_key_of_a_rotation_that_the_class_does_not_read_is_refused(config, key):
+    with pytest.raises(ValueError, match=rf"^`{re.escape(key)}` .* not read"):
+        reader.read(config).spec()
+
+
+def test_keys_of_positions_and_values_without_effect_are_accepted():
+    keys = {"rope_theta": 10000.0, "rope_scaling": None, "use_rope": True, "rope_factor": 1.0}
+    ignored = {"rope_max_seq_len": 2048, "rope_temporal_skip_len": 4}
+    wan = video("ChronoEdit", attention_head_dim=128)
+    assert reader.read(wan | keys | ignored).spec() == reader.read(wan).spec()
+
+
+def test_heads_under_the_keys_of_the_class():
+    z_image = image("ZImage", dim=3840, n_heads=30, n_kv_heads=30)
+    assert reader.read(z_image).heads() == (30, 30)
+    assert reader.read({"_class_name": "LongCatAudioDiTTransformer"}).heads() == (24, 24)
+
+
+FLUX = image("Flux", attention_head_dim=128)
 
 
 @pytest.mark.parametrize(

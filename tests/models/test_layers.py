@@ -182,7 +182,6 @@ def test_a_layer_type_where_there_is_one_rotation() -> None:
 
 def test_head_dim_by_layer_type() -> None:
     keys = {"model_type": "gemma4_text", "head_dim": 256, "global_head_dim": 128}
-    assert read(keys, layer_type="sliding_attention").head_dim == 256
     full = read(keys, layer_type="full_attention")
     assert (full.head_dim, full.rotary_dim, int((full.inv_freq > 0).sum())) == (128, 128, 16)
 
