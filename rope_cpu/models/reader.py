@@ -54,16 +54,36 @@ def read(config: str | PathLike[str] | Mapping[str, Any] | Model) -> Model:
     """
     if isinstance(config, Model):
         return config
-    if isinstance(config, str | PathLike) and is_gguf(os.fsdecode(config)):
-        from rope_cpu.models.gguf import parse
+    path = ""
+    if isinstance(config, Mapping):
+        raw = dict(config)
+    elif isinstance(config, str | PathLike):
+        path = _file_of(os.fsdecode(config))
+        if is_gguf(path):
+            from rope_cpu.models.gguf import parse
 
-        return parse(config)
-    raw = load(config)
+            return parse(path)
+        raw = _content(path)
+    else:
+        raise TypeError(f"`config` is a {type(config).__name__}; it must be a path or a dict")
+    _refuse_foreign_object(raw, path)
     check_containers(raw)
     try:
         return vision.parse(raw) or text.parse(raw)
     except RecursionError:
         raise ValueError("`config` holds configs inside configs, too deep to follow") from None
+
+
+def _file_of(name: str) -> str:
+    """Return the path of a file, or of the config.json, or another known file, in a folder."""
+    path = name
+    if os.path.isdir(name):
+        others: list[str] = [end for row in _FOREIGN["objects"] for end in row["ends"]]
+        paths = [os.path.join(name, end) for end in ("config.json", *others)]
+        path = next(filter(os.path.isfile, paths), name)
+    if not os.path.isfile(path):
+        raise _missing_file(name)
+    return path
 
 
 def _missing_file(name: str) -> ValueError:
@@ -73,27 +93,9 @@ def _missing_file(name: str) -> ValueError:
     return ValueError(text + (hint if _REPOSITORY.fullmatch(name) else ""))
 
 
-def load(config: str | PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a config file as a dict; raises as `read` does."""
-    if isinstance(config, Mapping):
-        raw = dict(config)
-        _refuse_foreign_object(raw, "")
-        return raw
-    if not isinstance(config, str | PathLike):
-        raise TypeError(f"`config` is a {type(config).__name__}; it must be a path or a dict")
-    path = os.fsdecode(config)
-    if os.path.isdir(path):
-        path = os.path.join(path, _file_of_folder(path))
-    if not os.path.isfile(path):
-        raise _missing_file(os.fsdecode(config))
-    _refuse_foreign_file(path)
-    raw = _content(path)
-    _refuse_foreign_object(raw, path)
-    return raw
-
-
 def _content(path: str) -> dict[str, Any]:
     """Return the object in a JSON file."""
+    _refuse_foreign_file(path)
     size = os.path.getsize(path)
     if size > limits.CONFIG_BYTES:
         rule = f"a config may have at most {limits.CONFIG_BYTES}"
@@ -111,13 +113,6 @@ def _content(path: str) -> dict[str, Any]:
             f"`config` {shown(path)} holds a {type(raw).__name__}; it must hold an object"
         )
     return raw
-
-
-def _file_of_folder(folder: str) -> str:
-    """Return "config.json", or the name of another known file if a folder has no config.json."""
-    others: list[str] = [end for row in _FOREIGN["objects"] for end in row["ends"]]
-    names = ["config.json", *others]
-    return next((name for name in names if os.path.isfile(os.path.join(folder, name))), names[0])
 
 
 def _refuse_foreign_file(path: str) -> None:

@@ -90,12 +90,16 @@ def test_a_language_model_under_a_key_that_is_not_read_is_refused(model_type) ->
     part = {"hidden_size": 64, "num_attention_heads": 4, "rope_theta": 777777.0}
     for config, path in (
         ({"lm_config": part}, "lm_config"),
-        ({"vision_config": vision, "hidden_size": 64, "lm_config": part}, "lm_config"),
         ({"other_config": {"lm_config": part}}, "other_config.lm_config"),
-        ({"vision_config": {"depth": 3}, "lm_config": {"rope_scaling": None}}, "lm_config"),
+        ({"vision_config": vision, "lm_config": {"rope_scaling": None}}, "lm_config"),
     ):
         with pytest.raises(ValueError, match=f"under '{re.escape(path)}' alone"):
             reader.read({"model_type": model_type, **config})
+
+
+def test_a_width_beside_that_of_another_part_is_the_language_models() -> None:
+    whole = {"model_type": "llava", "hidden_size": 4096, "vision_config": {"hidden_size": 1024}}
+    assert read(whole) == read({"model_type": "llama"})
 
 
 @pytest.mark.parametrize(
