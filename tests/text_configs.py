@@ -35,6 +35,11 @@ PHI3: dict[str, Any] = {
 }
 
 
+def of(model_type: str, **keys: Any) -> dict[str, Any]:
+    """Return a config of a model type."""
+    return {"model_type": model_type, **keys}
+
+
 def read(*keys: dict[str, Any], **arguments: Any) -> RotaryEmbedding:
     """Return the rotary embedding of a config made of parts, of which a later one wins."""
     merged: dict[str, Any] = {}

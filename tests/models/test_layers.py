@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from oracle import inv_freq
-from text_configs import FOUR_HEADS, GEMMA3, LLAMA, read
+from text_configs import FOUR_HEADS, GEMMA3, LLAMA, of, read
 
 from rope_cpu.models import reader
 
@@ -85,10 +85,6 @@ def test_bases_of_layers_that_the_models_code_does_not_read() -> None:
 
 
 FEW = {"num_hidden_layers": 6, "hidden_size": 512, "num_attention_heads": 4, "head_dim": 128}
-
-
-def of(model_type: str, **keys: Any) -> dict[str, Any]:
-    return {"model_type": model_type, **keys}
 
 
 def typed(model_type: str, *layer_types: str, **keys: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from refusals import nested, refusal
-from text_configs import GEMMA3, LLAMA, read
+from text_configs import GEMMA3, LLAMA, of, read
 
 from rope_cpu.models import reader
 
@@ -16,10 +16,6 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LONGROPE = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 VISION = {"patch_size": 14, "num_heads": 4, "hidden_size": 64, "head_dim": 16, "rope_theta": 1e4}
-
-
-def of(model_type, **keys):
-    return {"model_type": model_type, **keys}
 
 
 def image(name, head_dim, **keys):

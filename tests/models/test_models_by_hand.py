@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from oracle import inv_freq
+from text_configs import of
 
 from rope_cpu.models import reader
 
@@ -46,10 +47,6 @@ def yarn_frequencies(dim: int, base: float, factor: float, original: int) -> Any
 
 def fixed_ntk(dim: int, base: float, factor: float) -> Any:
     return inv_freq(dim, base * factor) / factor ** (2 / dim)
-
-
-def of(model_type: str, **keys: Any) -> dict[str, Any]:
-    return {"model_type": model_type, **keys}
 
 
 def widths(hidden: int, heads: int, **keys: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from oracle import inv_freq
-from text_configs import LLAMA, read
+from text_configs import LLAMA, of, read
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.models import reader
@@ -73,10 +73,6 @@ def test_a_spec_made_of_another_is_read_only_too() -> None:
     for made in (spec, replace(spec, inv_freq=-spec.inv_freq), pickle.loads(pickle.dumps(spec))):
         assert not made.inv_freq.flags.writeable
         assert not made.attention_factor.flags.writeable
-
-
-def of(model_type: str, **keys: Any) -> dict[str, Any]:
-    return {"model_type": model_type, **keys}
 
 
 def llama(**keys: Any) -> dict[str, Any]:

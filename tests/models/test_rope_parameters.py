@@ -7,12 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from oracle import inv_freq
-from text_configs import LLAMA, read
-
-
-def of(model_type: str, **keys: Any) -> dict[str, Any]:
-    return {"model_type": model_type, **keys}
-
+from text_configs import LLAMA, of, read
 
 HALF = {"partial_rotary_factor": 0.5}
 
