@@ -30,6 +30,8 @@ LLAMA = {"model_type": "llama", "hidden_size": 64}
         (LAGUNA, "full_attention", (48, 8)),
         (LAGUNA, "sliding_attention", (64, 8)),
         ({"model_type": "deepseek_v3", "num_attention_heads": 16}, None, (16, 1)),
+        # Every fourth layer is not rotated.
+        ({"model_type": "smollm3", "num_attention_heads": [8, 8, 8, 4] * 9}, None, (8, 4)),
     ],
 )
 def test_heads(config, layer_type, heads):
