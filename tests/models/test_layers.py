@@ -187,6 +187,8 @@ def test_layers_of_their_own_width() -> None:
     for index in ("1", 1):
         own = {"per_layer_config": {index: {"head_dim": 64}, "2": None}}
         assert read(keys, own, layer_type="full_attention").head_dim == 64
+    own = {"global_head_dim": 128, "per_layer_config": {"1": {"num_key_value_heads": 2}}}
+    assert read(keys, own, layer_type="full_attention").head_dim == 128
     with pytest.raises(TypeError, match="`per_layer_config` is 3; it must hold"):
         read(keys, {"per_layer_config": {"0": 3}}, layer_type="sliding_attention")
 
