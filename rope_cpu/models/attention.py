@@ -183,17 +183,15 @@ def _unread_key(
     """
     known = {*KEYS["inert"], *read}
     for key, value in values.items():
-        if not _is_attention_key(key) or _is_neutral(key, value, model_types, facts):
+        is_number = key in known and not isinstance(value, Mapping)
+        if is_number or not _is_attention_key(key) or _is_neutral(key, value, model_types, facts):
             continue
-        if key not in known:
-            return (
-                f"nothing reads its `{cut(key)}`, {shown(value)} (leave it out if the model's code "
-                "ignores it)"
-            )
-        inner = value if isinstance(value, Mapping) else {}
-        unread = _unread_key(inner, model_types, facts, read)
-        if unread is not None:
-            return unread
+        remedy = "leave it out if the model's code ignores it"
+        text: str | None = f"nothing reads its `{cut(key)}`, {shown(value)} ({remedy})"
+        if key in known:
+            text = _unread_key(value, model_types, facts, read)
+        if text is not None:
+            return text
     return None
 
 
