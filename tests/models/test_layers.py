@@ -100,6 +100,7 @@ ROTATED: list[tuple[dict[str, Any], list[int]]] = [
     (of("llama4_text", no_rope_layers=[]), [0, 1, 2, 4, 5]),
     (of("muse_glimmer_text"), [0, 2, 3, 4]),
     (of("lfm2", layer_types=["conv", "full_attention"] * 3), [1, 3, 5]),
+    (of("mllama_text_model", cross_attention_layers=[0, 3]), [1, 2, 4, 5]),
     (typed("flint", *("sliding", "full") * 3), [0, 2, 4]),
     (typed("cohere2_moe", *("full",) * 6, first_k_dense_replace=2), [0, 1]),
 ]
@@ -242,37 +243,6 @@ def test_an_interval_is_a_whole_number(interval: Any) -> None:
         read(FOUR_HEADS, given)
 
 
-SIX = {"num_hidden_layers": 6}
-# Keys from which layer types follow, and the type of each layer.
-DERIVED: list[tuple[dict[str, Any], str, tuple[str, str]]] = [
-    (of("qwen3_next", full_attention_interval=2), "LFLFLF", ("linear_attention", "full_attention")),
-    (of("lfm2", full_attn_idxs=[1, 4]), "LFLLFL", ("conv", "full_attention")),
-    (of("bamba", attn_layer_indices=[1, 4]), "LFLLFL", ("linear_attention", "full_attention")),
-    (of("afmoe", global_attn_every_n_layers=3), "LLFLLF", ("sliding_attention", "full_attention")),
-    (
-        of("mimo_v2_flash", hybrid_layer_pattern=[0, 1, 1, 0, 1, 0]),
-        "LFFLFL",
-        ("full_attention", "sliding_attention"),
-    ),
-    (of("deepseek_v4", compress_ratios=[0, 4, 128, 0, 4, 0]), "LFFLFL", ("main", "compress")),
-    (of("gemma3_text"), "LLLLLF", ("sliding_attention", "full_attention")),
-]
-
-
-@pytest.mark.parametrize(("keys", "kinds", "names"), DERIVED, ids=lambda value: str(value)[:40])
-def test_a_layer_has_the_rotation_of_the_type_that_other_keys_give_it(keys, kinds, names) -> None:
-    for layer, kind in enumerate(kinds):
-        asked = {"layer": layer}
-        of_type = {"layer_type": names[kind == "F"]}
-        try:
-            expected = read(keys, SIX, **of_type)
-        except ValueError:  # a type without rotation
-            with pytest.raises(ValueError, match="select a layer that is rotated"):
-                read(keys, SIX, **asked)
-        else:
-            assert read(keys, SIX, **asked) == expected
-
-
 def test_a_layer_of_a_silent_config_is_one_of_its_class() -> None:
     assert read(of("gemma3_text"), layer=5) == read(of("gemma3_text"), **FULL)
     assert read(of("llama"), layer=31) == read(of("llama"))
@@ -299,14 +269,6 @@ def test_malformed_keys_of_single_types_are_refused_by_name(keys: dict[str, Any]
         read(keys)
 
 
-def test_layers_that_attend_to_images_are_not_rotated() -> None:
-    keys = of("mllama", text_config=of("mllama_text_model", cross_attention_layers=[0, 3], **SIX))
-    assert read(keys, layer=1) == read(keys)
-    for layer in (0, 3):
-        with pytest.raises(ValueError, match=f"`layer` is {layer}; .* that is rotated"):
-            read(keys, layer=layer)
-
-
 def test_parameters_of_unrotated_layers_alone_are_refused() -> None:
     section = {"rope_type": "default", "rope_theta": 500000.0}
     given = of("exaone4", rope_parameters={"full_attention": section})
@@ -314,25 +276,35 @@ def test_parameters_of_unrotated_layers_alone_are_refused() -> None:
         read(FOUR_HEADS, given)
 
 
-@pytest.mark.parametrize(
-    ("keys", "expected"),
-    [
-        ({"model_type": "gemma2"}, "SFSF"),
-        ({"model_type": "gemma3_text"}, "SSSSSF"),
-        ({"model_type": "gemma3_text", "sliding_window_pattern": 3}, "SSFSSF"),
-        ({"model_type": "cohere2"}, "SSSF"),
-        ({"model_type": "qwen3", "use_sliding_window": True, "max_window_layers": 2}, "FFSS"),
-        ({"model_type": "qwen3", "max_window_layers": 2}, "FFFF"),
-        ({"model_type": "qwen3"}, "FFFF"),
-        ({"model_type": "gemma2", "layer_types": ["full_attention"] * 2}, "FF"),
-        ({"model_type": "llama"}, ""),
-    ],
-    ids=str,
-)
-def test_layer_types_of_a_file_without_them(keys: dict[str, Any], expected: str) -> None:
-    values = reader.read({**keys, "num_hidden_layers": len(expected)}).values
-    names = {"S": "sliding_attention", "F": "full_attention"}
-    assert values.get("layer_types", []) == [names[letter] for letter in expected]
+# Keys from which layer types follow, the letter of each layer's type, and the types of letters.
+LETTERS = {"S": "sliding_attention", "F": "full_attention"}
+LINEAR_TYPES = {"L": "linear_attention", "F": "full_attention"}
+DERIVED: list[tuple[dict[str, Any], str, dict[str, str]]] = [
+    (of("qwen3_next", full_attention_interval=2), "LFLFLF", LINEAR_TYPES),
+    (of("lfm2", full_attn_idxs=[1, 4]), "CFCCFC", LETTERS | {"C": "conv"}),
+    (of("bamba", attn_layer_indices=[1, 4]), "LFLLFL", LINEAR_TYPES),
+    (of("afmoe", global_attn_every_n_layers=3), "SSFSSF", LETTERS),
+    (of("mimo_v2_flash", hybrid_layer_pattern=[0, 1, 1, 0, 1, 0]), "FSSFSF", LETTERS),
+    (
+        of("deepseek_v4", compress_ratios=[0, 4, 128, 0, 4, 0]),
+        *("MCCMCM", {"M": "main", "C": "compress"}),
+    ),
+    (of("gemma2"), "SFSF", LETTERS),
+    (of("gemma3_text"), "SSSSSF", LETTERS),
+    (of("gemma3_text", sliding_window_pattern=3), "SSFSSF", LETTERS),
+    (of("cohere2"), "SSSF", LETTERS),
+    (of("qwen3", use_sliding_window=True, max_window_layers=2), "FFSS", LETTERS),
+    (of("qwen3", max_window_layers=2), "FFFF", LETTERS),
+    (of("qwen3"), "FFFF", LETTERS),
+    (of("gemma2", layer_types=["full_attention"] * 2), "FF", LETTERS),
+    (of("llama"), "", LETTERS),
+]
+
+
+@pytest.mark.parametrize(("keys", "kinds", "names"), DERIVED, ids=lambda value: str(value)[:40])
+def test_layer_types_of_a_file_without_them(keys, kinds, names) -> None:
+    model = reader.read({**keys, "num_hidden_layers": len(kinds)})
+    assert [layer.layer_type for layer in model.layers] == [names[kind] for kind in kinds]
 
 
 def test_a_layer_type_of_the_models_code_needs_no_number_of_layers() -> None:

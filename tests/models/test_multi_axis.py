@@ -23,6 +23,9 @@ KEYS = {
     "rope_scale": [3.0, 1.0, 1.0],
     "rope_type": "yarn",
     "head_dim": 120,
+    "use_ntk": True,
+    "use_rope": False,
+    "rope_dims": (8, 12, 12),
 }
 
 # What classes without defaults need.
@@ -56,3 +59,25 @@ def test_no_key_of_a_rotation_is_ignored(name):
         except ValueError as error:
             # Widths of axes may also miss the sum that the width of a head must be.
             assert key in str(error) or "head_dim" in str(error)  # noqa: PT017
+
+
+FLUX = {"_class_name": "FluxTransformer2DModel", "axes_dims_rope": [16, 56, 56]}
+LTX2 = {"_class_name": "LTX2VideoTransformer3DModel", "rope_theta": 1e4, **WIDTHS}
+PIXTRAL = {"model_type": "pixtral", "rope_theta": 1e4}
+ERNIE = {"model_type": "ernie4_5_vl_moe_text", "hidden_size": 2560, "num_attention_heads": 20}
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (FLUX, "axes_dims_rope"),
+        (FLUX, "rope_theta"),
+        (LTX2, "rope_theta"),
+        (PIXTRAL, "rope_theta"),
+        (ERNIE, "text_config"),
+        (ERNIE, "rope_theta"),
+    ],
+)
+def test_null_is_like_a_missing_key(config, key):
+    without = {name: value for name, value in config.items() if name != key}
+    assert reader.read({**config, key: None}).spec() == reader.read(without).spec()
