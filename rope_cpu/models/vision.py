@@ -167,7 +167,7 @@ def _config(source: Config, name: str, row: Row, values: Config) -> MultiAxisMod
     values = {**row.defaults, **values, **inner}
     for key, value in values.items():
         is_known = key in row.known_keys or value == row.theta or keys.is_neutral(key, value)
-        if not is_known and ("." in str(key) or key == "head_dim" or keys.is_rotation_key(key)):
+        if not is_known and (key == "head_dim" or keys.is_rotation_key(key)):
             rule = f"be left out, as {shown(name)} does not read it"
             raise ArgumentError(key, value, rule, "or use RotaryEmbedding.axial")
     return MultiAxisModel(

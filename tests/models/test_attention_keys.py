@@ -116,6 +116,12 @@ def test_no_config_is_answered_as_if_a_key_were_not_there(rng: np.random.Generat
     assert unread == set()
 
 
+def test_a_key_in_an_object_that_is_read_is_named() -> None:
+    keys = {"kv_n_heads": 2, "rope_theta": 1e4, "softmax_scale": 0.5}
+    with pytest.raises(ValueError, match="nothing reads its `softmax_scale`, "):
+        rope_cpu.attention_layer(SIZES | {"model_type": "dbrx", "attn_config": keys}, 0)
+
+
 # Of a Llama, whose layers are causal, without window, norms and sinks.
 UNREAD: dict[str, Any] = {
     "causal_attn": False,

@@ -293,6 +293,8 @@ DERIVED: list[tuple[dict[str, Any], str, dict[str, str]]] = [
     (of("gemma3_text"), "SSSSSF", LETTERS),
     (of("gemma3_text", sliding_window_pattern=3), "SSFSSF", LETTERS),
     (of("cohere2"), "SSSF", LETTERS),
+    (of("gemma4_text"), "SSSF", LETTERS),  # whatever their number, the last one
+    (of("modernbert"), "FSSFSS", LETTERS),
     (of("qwen3", use_sliding_window=True, max_window_layers=2), "FFSS", LETTERS),
     (of("qwen3", max_window_layers=2), "FFFF", LETTERS),
     (of("qwen3"), "FFFF", LETTERS),

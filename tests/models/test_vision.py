@@ -194,6 +194,8 @@ def test_a_saved_vision_part_has_the_defaults_of_its_class(config, head_dim):
         ("qwen2_vl", "qwen2_vl", "qwen2_vl_vision"),
         ("qwen2_5_omni", None, "qwen2_5_omni_vision_encoder"),
         ("llava", "pixtral", "pixtral"),
+        ("mystery", "qwen2_vl", "qwen2_vl_vision"),
+        ("qwen2_vl", "mystery", "qwen2_vl_vision"),
         ("lighton_ocr", None, "pixtral"),
         ("glmga", None, "glm4v_vision"),
         ("qwen3_omni_moe_thinker", None, "qwen3_omni_moe_vision_encoder"),
