@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from rope_cpu.array_types import CACHE_FORMATS, DTYPE_LIST, DTYPES
-from rope_cpu.cli.command_line import UsageError, print_lines
+from rope_cpu.cli.command_line import UsageError, print_lines, usage_errors
 from rope_cpu.kernels.compile import clear_cache
 from rope_cpu.warmup import compile_kernels, kernel_builds
 
@@ -33,10 +33,8 @@ def run(args: argparse.Namespace) -> int:
         return _clear(args)
     folders = set()
     total_seconds = 0.0
-    try:
+    with usage_errors():
         builds = kernel_builds(args.dtypes or list(DTYPES), args.cache_dtypes)
-    except (TypeError, ValueError) as error:
-        raise UsageError(str(error)) from error
     for kernel in compile_kernels(builds):
         origin = "compiled" if kernel.compiled else "cached"
         print_lines([f"{kernel.name:43}{origin:10}{kernel.seconds:7.2f} s"])

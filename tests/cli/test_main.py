@@ -52,12 +52,6 @@ def test_an_unknown_command_is_asked_for_the_known_one(argv, meant, capsys):
     assert meant in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("given", "meant"), [("fp16", "float16"), ("bf16", "bfloat16")])
-def test_short_names_of_dtypes_are_asked_for_the_known_ones(given, meant, capsys):
-    assert cli.main(["warmup", given]) == 2
-    assert f"(did you mean '{meant}'?)" in capsys.readouterr().err
-
-
 def test_usage_errors_point_to_the_help_of_their_command(capsys):
     assert cli.main(["show", "no/such/config.json"]) == 2
     assert capsys.readouterr().err.endswith("; see `rope-cpu show --help`\n")
