@@ -74,6 +74,30 @@ def test_a_replaced_spec_stands_for_what_its_fields_say():
     assert hash(replace(spec, blocks=np.array([8, 16]))) == hash(replace(spec, blocks=(8, 16)))
 
 
+SPEC = R.from_inv_freq([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]).spec
+DYNAMIC = R(6, scaling={"rope_type": "dynamic", "factor": 2.0, "max_position_embeddings": 4})
+CHANGES = {
+    "inv_freq": 2 * SPEC.inv_freq,
+    "attention_factor": [2.0],
+    "head_dim": 7,
+    "blocks": (2, 4),
+    "interleaved": True,
+    "rope_type": "linear",
+    "angle_dtype": "float32",
+    "pair_axis": (0, 1, 1),
+    "shared_id": True,
+    "length_rule": DYNAMIC.spec.length_rule,
+    "lengths": (5,),
+}
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_equal_specs_agree_in_every_field(field):
+    """The direction is in the frequencies."""
+    assert replace(SPEC) == SPEC
+    assert replace(SPEC, **{field: CHANGES[field]}) != SPEC
+
+
 def test_the_fastest_frequency_is_accepted():
     assert R.from_inv_freq([2.0**40, -(2.0**40)]).inv_freq.tolist() == [2.0**40, -(2.0**40)]
 
