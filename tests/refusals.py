@@ -7,6 +7,7 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 LONGEST_TEXT = 2000
@@ -65,3 +66,15 @@ def assert_refused(call: Callable[[], Any], error: Any, argument: str) -> None:
     with pytest.raises(error) as caught:
         call()
     assert caught.value.argument == argument
+
+
+def zeros(*shape: int, dtype: Any = np.float32) -> np.ndarray[Any, Any]:
+    """Return an array for a call that is refused."""
+    return np.zeros(shape, dtype)
+
+
+def read_only(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return a view of an array that cannot be written."""
+    frozen = x.view()
+    frozen.flags.writeable = False
+    return frozen

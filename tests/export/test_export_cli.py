@@ -5,6 +5,7 @@ import json
 
 import onnx
 import pytest
+from text_configs import LLAMA3_SCALING
 
 from rope_cpu import RotaryEmbedding, export
 from rope_cpu.cli import export as command
@@ -17,13 +18,7 @@ CONFIG = {
     "num_key_value_heads": 2,
     "num_hidden_layers": 4,
     "rope_theta": 5e5,
-    "rope_scaling": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    },
+    "rope_scaling": LLAMA3_SCALING | {"original_max_position_embeddings": 64},
 }
 
 

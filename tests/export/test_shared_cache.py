@@ -10,6 +10,7 @@ from attention_runs import SEPARATE, WINDOW_ATTRIBUTE, agrees, count_on, draw_te
 from conftest import DTYPES
 from control_characters import MARK, WRITTEN
 from onnx import TensorProto, helper
+from refusals import read_only, zeros
 
 from rope_cpu import RotaryEmbedding, export
 from rope_cpu.export.targets.ort import runtime_takes_query_lengths
@@ -393,16 +394,9 @@ def bound_model(**options):
     return session, feeds, {"attention": np.zeros((1, 1, 4, 32), np.float32)}
 
 
-def read_only(*shape):
-    """Return zeros that cannot be written."""
-    x = np.zeros(shape, np.float32)
-    x.flags.writeable = False
-    return x
-
-
 CACHE = np.zeros((1, 2, 64, 32), np.float32)
 RESULT = np.zeros((1, 1, 4, 32), np.float32)
-READ_ONLY = read_only(1, 2, 64, 32)
+READ_ONLY = read_only(CACHE)
 TRANSPOSED = np.zeros((1, 64, 2, 32), np.float32).transpose(0, 2, 1, 3)
 # Changed arrays, the class of the error, and words of its text.
 BIND_REFUSED = [
@@ -416,7 +410,7 @@ BIND_REFUSED = [
     ({"mask": np.zeros(1)}, ValueError, "it must hold q"),
     ({"present_key": CACHE}, ValueError, "`outputs` holds "),
     ({"past_value": READ_ONLY}, ValueError, "`feeds['past_value']` is read-only"),
-    ({"attention": read_only(1, 1, 4, 32)}, ValueError, "`outputs['attention']` is read-only"),
+    ({"attention": read_only(RESULT)}, ValueError, "`outputs['attention']` is read-only"),
 ]
 
 
@@ -453,7 +447,7 @@ def test_bind_refuses_arrays_that_share_memory():
 
 def test_bind_takes_inputs_that_are_read_only_or_share_memory():
     session, feeds, outputs = bound_model()
-    both = read_only(1, 1, 2, 32)
+    both = read_only(zeros(1, 1, 2, 32))
     export.bind(session, feeds | {"k": both, "v": both}, outputs)()
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from mpmath import mp, mpf
+from text_configs import LLAMA3_SCALING
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.frequencies.rope_types import ROPE_TYPES
@@ -83,14 +84,7 @@ OTHER_RAMP = {"beta_fast": 20.0, "beta_slow": 3.0}
 MSCALES = OTHER_RAMP | {"mscale": 0.7, "mscale_all_dim": 0.3}
 DEEPSEEK = YARN | {"rope_type": "deepseek_yarn"}
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "rope_theta": 5e5,
-    "original_max_position_embeddings": 8192,
-}
+LLAMA3 = LLAMA3_SCALING | {"rope_theta": 5e5}
 
 LONGROPE = {
     "rope_type": "longrope",

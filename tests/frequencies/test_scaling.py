@@ -5,13 +5,12 @@ import re
 import numpy as np
 import pytest
 from refusals import assert_refused
+from text_configs import LLAMA3_SCALING
 
 from rope_cpu import RotaryEmbedding as R
 
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0}
 YARN = {"rope_type": "yarn", "original_max_position_embeddings": 16}
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-LLAMA3["original_max_position_embeddings"] = 8192
 LONGROPE = {
     "rope_type": "longrope",
     "short_factor": [1.0] * 4,
@@ -111,7 +110,7 @@ REFUSED_SECTIONS = [
     ({**LONGROPE, ORIGINAL: 1}, ValueError, ORIGINAL),
     ({**LONGROPE, ORIGINAL: 1, "short_mscale": 1.0}, ValueError, ORIGINAL),
     ({**LONGROPE, "factor": None, "short_mscale": 1.0}, ValueError, "factor"),
-    ({**LLAMA3, "low_freq_factor": 5.0}, ValueError, "high_freq_factor"),
+    ({**LLAMA3_SCALING, "low_freq_factor": 5.0}, ValueError, "high_freq_factor"),
     ({"mrope_section": [8, 12, 12]}, ValueError, "mrope_section"),
     ({"rope_theta": -5.0}, ValueError, "rope_theta"),
     ({"partial_rotary_factor": 1.5}, ValueError, "partial_rotary_factor"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from refusals import read_only
 
 from rope_cpu import RotaryEmbedding, apply_rotary, convert_weight, export
 
@@ -40,11 +41,6 @@ def test_a_model_with_a_name_that_is_no_text_is_reported(tmp_path):
 
 def other_order(x):
     return x.astype(x.dtype.newbyteorder())
-
-
-def read_only(x):
-    x.flags.writeable = False
-    return x
 
 
 @pytest.mark.parametrize("name", ["float32", "float64", "float16"])

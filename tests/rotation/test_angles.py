@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import oracle
 import pytest
-from refusals import assert_refused
+from refusals import assert_refused, read_only, zeros
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.rotation import cos_sin as angles
@@ -375,15 +375,6 @@ def test_nothing_is_written_for_an_invalid_position():
     with pytest.raises(ValueError, match="`position_ids` holds inf"):
         ROPES["pairs"].cos_sin([1.0, 2.0, np.inf], out=(out[0], out[1]))
     assert (out == 7).all()
-
-
-def zeros(*shape, dtype=np.float32):
-    return np.zeros(shape, dtype)
-
-
-def read_only(x):
-    x.flags.writeable = False
-    return x
 
 
 ROPE = RotaryEmbedding.from_inv_freq([1.0, 0.1], head_dim=6)

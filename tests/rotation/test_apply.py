@@ -6,7 +6,7 @@ import numpy as np
 import oracle
 import pytest
 from oracle import draw, from_layout, to_layout
-from refusals import assert_refused
+from refusals import assert_refused, zeros
 
 from rope_cpu import RotaryEmbedding, apply_rotary
 
@@ -152,10 +152,6 @@ def test_what_is_no_number_in_a_table_is_none_in_the_result(dtype, interleaved, 
     assert np.array_equal(np.isnan(first), np.broadcast_to(np.isnan(cos)[:, None], first.shape))
     assert (first[~np.isnan(first)] == 1).all()
     assert cos.tobytes() == before
-
-
-def zeros(*shape, dtype=np.float32):
-    return np.zeros(shape, dtype)
 
 
 TABLE = zeros(10, 2)

@@ -7,7 +7,7 @@ import oracle
 import pytest
 from numpy.lib.stride_tricks import as_strided
 from oracle import draw
-from refusals import assert_refused
+from refusals import assert_refused, read_only, zeros
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.launch import rotate as launches
@@ -178,15 +178,6 @@ def test_results_in_blocks_stored_past_the_caches_are_the_same(
     usual = plan().rotate(x)
     without_caches()
     assert np.array_equal(plan().rotate(x), usual)
-
-
-def zeros(*shape, dtype=np.float32):
-    return np.zeros(shape, dtype)
-
-
-def read_only(x):
-    x.flags.writeable = False
-    return x
 
 
 ROPE = RotaryEmbedding.from_inv_freq([1.0, 0.1], head_dim=6)

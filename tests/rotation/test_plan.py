@@ -9,6 +9,7 @@ import oracle
 import pytest
 from conftest import DTYPES
 from oracle import assert_rotated, draw
+from refusals import zeros
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.rotation.plan import RotaryPlan
@@ -124,10 +125,6 @@ def test_an_argument_whose_dtype_raises_is_named():
 
     with pytest.raises(TypeError, match="`q` is a Released"):
         RotaryEmbedding(8).plan([1])(Released(), Released())
-
-
-def zeros(*shape, dtype=np.float32):
-    return np.zeros(shape, dtype)
 
 
 AXIAL = RotaryEmbedding.from_inv_freq([[1.0, 0.1], [0.5, 2.0], [1.0, 1.0]])

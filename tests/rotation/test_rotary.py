@@ -7,7 +7,7 @@ import numpy as np
 import oracle
 import pytest
 from oracle import assert_rotated, draw, expected
-from refusals import assert_refused
+from refusals import assert_refused, zeros
 
 from rope_cpu import RotaryEmbedding
 
@@ -146,10 +146,6 @@ def test_an_invalid_layout_is_named(layout):
     for out in (None, (x, x.copy())):
         with pytest.raises(ValueError, match="`layout` is"):
             RotaryEmbedding(8)(x, x.copy(), layout=layout, out=out)
-
-
-def zeros(*shape, dtype=np.float32):
-    return np.zeros(shape, dtype)
 
 
 ROPE = RotaryEmbedding.from_inv_freq([1.0, 0.1], head_dim=6)

@@ -4,6 +4,7 @@ import numpy as np
 import oracle
 import pytest
 from oracle import draw
+from refusals import zeros
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.rotation.cos_sin import CosSin
@@ -107,10 +108,6 @@ def test_only_one_delta_serves_any_number_of_tokens():
     for plan in (ROPE.plan([41]), ROPE.shift_plan([41])):
         with pytest.raises(ValueError, match=r"has 2 tokens, but .* given for 1"):
             plan.rotate(keys)
-
-
-def zeros(*shape, dtype=np.float32):
-    return np.zeros(shape, dtype)
 
 
 ROPE = RotaryEmbedding.from_inv_freq([1.0, 0.1], head_dim=6)
