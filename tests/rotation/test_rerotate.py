@@ -98,11 +98,6 @@ def test_frequencies_by_head(rng):
         assert_exact(result[:, :, one], keys[:, :, one], positions, of_head[1], of_head[0])
 
 
-def half_ulps(values, dtype):
-    """Return half a unit in the last place of values."""
-    return oracle.bound(values, np.zeros_like(values), dtype)
-
-
 def test_equals_the_inverse_of_the_old_and_then_the_new_rotation(dtype, rng):
     old, new = pair()
     ids = rng.integers(0, 9999, (2, 5))
