@@ -7,11 +7,11 @@ import contextlib
 import json
 import math
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,63 +47,18 @@ _NO_AXIS = groups.Axis("none", "")
 _UNROTATED = "not rotated"
 _UNSCALED = "unscaled"
 
+# Parts of attention that no argument of `attention` expresses, in words.
+_WITHOUT_ARGUMENT = {
+    **{name: PARTS[name] for name in ("other", "chunk")},
+    "query_weights": "queries times {}, after their norm",
+    "query_scale": PARTS["query_scale"],
+    "bidirectional": "attention in both directions",
+    "bidirectional_tokens": "attention in both directions among tokens of {}",
+    "unrotated_query_scale": "queries of layers without rotation, scaled by their position, by {}",
+}
+
 # A name and its value; "" continues the fact above.
 Fact = tuple[str, object]
-
-
-class Band(NamedTuple):
-    """Pairs of an axis that are scaled alike, as numbers for JSON.
-
-    wavelengths: of each pair, empty without rotation. growth: the same as multiples of those before
-    scaling, empty without scaling.
-    """
-
-    axis: str
-    unit: str
-    pairs: list[int]
-    wavelengths: list[float]
-    growth: list[float]
-    effect: str
-
-
-class Part(NamedTuple):
-    """The rotation of a group at one length."""
-
-    attributes: dict[str, Any]
-    facts: list[Fact]
-    bands: list[Band]
-
-
-class Description(NamedTuple):
-    """What is shown of a group of layers, in text or JSON. facts: those of every length."""
-
-    model: str
-    layers: str
-    layer_type: str | None
-    facts: list[Fact]
-    by_length: dict[str, Part]
-
-    def lines(self) -> Iterator[str]:
-        """Yield the lines of text."""
-        yield f"{self.model}, {self.layers}"
-        yield from _lines(self.facts)
-        for length, part in self.by_length.items():
-            if length:
-                yield f"  {length}"
-            yield from _lines(part.facts)
-            yield from (f"    {line}" for line in band_lines(part.bands))
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the same for JSON."""
-        by_length = {
-            length: {
-                **part.attributes,
-                "facts": _values(part.facts),
-                "bands": [band._asdict() for band in part.bands],
-            }
-            for length, part in self.by_length.items()
-        }
-        return {**self._asdict(), "facts": _values(self.facts), "by_length": by_length}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -136,29 +91,34 @@ def run(args: argparse.Namespace) -> int:
         with command_line.write_errors(args.plot):
             draw(found).savefig(args.plot, dpi=130)
     if args.json:
-        lines = json.dumps([each.as_dict() for each in described], indent=2).split("\n")
+        lines = json.dumps(described, indent=2).split("\n")
     else:
         written = [] if args.plot is None else [f"written: {args.plot}", ""]
-        lines = [*(line for each in described for line in (*each.lines(), "")), *written][:-1]
+        lines = [*(line for each in described for line in (*text_lines(each), "")), *written][:-1]
     command_line.print_lines(lines)
     return 0
 
 
-def description(group: Group) -> Description:
-    """Return what is shown of a group of layers."""
+def description(group: Group) -> dict[str, Any]:
+    """Return what is shown of a group of layers, as JSON has it."""
     by_length = {
-        length: Part(
-            {name: getattr(rope, name) for name in _ATTRIBUTES},
-            list(_factor_facts(group, rope)),
-            list(bands_by_axis(group.pairs[length], group.axes)),
-        )
+        length: {
+            **{name: getattr(rope, name) for name in _ATTRIBUTES},
+            "facts": _by_name(_factor_facts(group, rope)),
+            "bands": list(bands_by_axis(group.pairs[length], group.axes)),
+        }
         for length, rope in group.ropes.items()
     }
-    facts = [] if group.spec is None else list(_facts(group, group.spec))
-    return Description(group.model, group.name, group.layer_type, facts, by_length)
+    return {
+        "model": group.model,
+        "layers": group.name,
+        "layer_type": group.layer_type,
+        "facts": {} if group.spec is None else _by_name(_facts(group, group.spec)),
+        "by_length": by_length,
+    }
 
 
-def _values(facts: Iterable[Fact]) -> dict[str, list[object]]:
+def _by_name(facts: Iterable[Fact]) -> dict[str, list[object]]:
     """Return the values of each name."""
     values: dict[str, list[object]] = {}
     last = ""
@@ -168,13 +128,26 @@ def _values(facts: Iterable[Fact]) -> dict[str, list[object]]:
     return values
 
 
-def _lines(facts: Iterable[Fact]) -> Iterator[str]:
-    """Yield facts in lines that fit the screen."""
+def text_lines(described: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of text of a description."""
+    yield f"{described['model']}, {described['layers']}"
+    yield from _fact_lines(described["facts"])
+    for length, part in described["by_length"].items():
+        if length:
+            yield f"  {length}"
+        yield from _fact_lines(part["facts"])
+        yield from (f"    {line}" for line in band_lines(part["bands"]))
+
+
+def _fact_lines(facts: Mapping[str, list[object]]) -> Iterator[str]:
+    """Yield facts in lines that fit the screen, a name once."""
     columns = min(_WIDTH, max(_LEAST_WIDTH, get_terminal_size((_WIDTH, 0)).columns))
-    for name, value in facts:
-        start = f"  {name:<32} "
-        wrapper = textwrap.TextWrapper(columns, start, " " * len(start), break_on_hyphens=False)
-        yield from wrapper.wrap(_short_text(value))
+    for name, values in facts.items():
+        for number, value in enumerate(values):
+            start = f"  {'' if number else name:<32} "
+            later = " " * len(start)
+            wrapper = textwrap.TextWrapper(columns, start, later, break_on_hyphens=False)
+            yield from wrapper.wrap(_short_text(value))
 
 
 def _facts(group: Group, spec: RopeSpec) -> Iterator[Fact]:
@@ -303,21 +276,8 @@ def _calls(attention: Layer, kinds: list[str]) -> Iterator[Fact]:
 
 def _parts_without_argument(attention: Layer) -> Iterator[str]:
     """Yield the parts of a model's attention that no argument of `attention` expresses."""
-    for name in ("other", "chunk"):
-        value = getattr(attention, name)
-        if value:
-            yield PARTS[name].format(value)
-    if attention.query_weights is not None:
-        yield f"queries times {attention.query_weights}, after their norm"
-    if attention.query_scale is not None:
-        yield f"queries scaled by their position, by {attention.query_scale}"
-    if not attention.causal:
-        yield "attention in both directions"
-    if attention.bidirectional_tokens is not None:
-        yield f"attention in both directions among tokens of {attention.bidirectional_tokens}"
-    if attention.unrotated_query_scale is not None:
-        scale = attention.unrotated_query_scale
-        yield f"queries of layers without rotation, scaled by their position, by {scale}"
+    facts = vars(attention) | {"bidirectional": not attention.causal}
+    return (text.format(facts[name]) for name, text in _WITHOUT_ARGUMENT.items() if facts[name])
 
 
 def _factor_facts(group: Group, rope: RotaryEmbedding) -> Iterator[Fact]:
@@ -365,16 +325,16 @@ def _number_text(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else cut(str(value))
 
 
-def band_lines(bands: Sequence[Band]) -> Iterator[str]:
+def band_lines(bands: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the lines of the table of bands: the pairs of an axis that are scaled alike."""
-    has_axes = bands[0].axis != ""
-    unit = "" if has_axes else f" in {bands[0].unit}"
+    has_axes = bands[0]["axis"] != ""
+    unit = "" if has_axes else f" in {bands[0]['unit']}"
     rows = [("axis", "pairs", f"wavelengths{unit}", "scale")]
     for band in bands:
-        waves = _range(band.wavelengths) if band.wavelengths else ""
-        scale = f"{_range(band.growth)} times as long" if band.growth else band.effect
-        unit = f" {band.unit}" if has_axes else ""
-        rows.append((band.axis, _pairs_text(band.pairs), waves + unit, scale))
+        waves = _range(band["wavelengths"]) if band["wavelengths"] else ""
+        scale = f"{_range(band['growth'])} times as long" if band["growth"] else band["effect"]
+        unit = f" {band['unit']}" if has_axes else ""
+        rows.append((band["axis"], _pairs_text(band["pairs"]), waves + unit, scale))
     columns = list(zip(*rows, strict=True))[0 if has_axes else 1 :]
     widths = [max(map(len, column)) for column in columns]
     for row in zip(*columns, strict=True):
@@ -382,8 +342,12 @@ def band_lines(bands: Sequence[Band]) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def bands_by_axis(found: groups.Pairs, axes: Sequence[groups.Axis]) -> Iterator[Band]:
-    """Yield the bands, axis by axis; pairs without rotation are a band of the only axis."""
+def bands_by_axis(found: groups.Pairs, axes: Sequence[groups.Axis]) -> Iterator[dict[str, Any]]:
+    """Yield bands, pairs that are scaled alike, axis by axis, as JSON has them.
+
+    wavelengths: of each pair, empty without rotation; growth: the same as multiples of those before
+    scaling, empty without scaling. Pairs without rotation are a band of the only axis.
+    """
     frequencies = found.frequencies
     axis_of_pair = found.axis if len(axes) > 1 else np.zeros(frequencies.shape, int)
     infinite = np.full(frequencies.shape, np.inf)
@@ -395,7 +359,8 @@ def bands_by_axis(found: groups.Pairs, axes: Sequence[groups.Axis]) -> Iterator[
             pairs = list(run)
             waves = [] if effect == _UNROTATED else (2 * np.pi / frequencies[pairs]).tolist()
             scales = [] if effect in (_UNROTATED, _UNSCALED) else growth[pairs].tolist()
-            yield Band(axis.name, axis.unit, [*map(int, pairs)], waves, scales, effect)
+            band = {"axis": axis.name, "unit": axis.unit, "pairs": [*map(int, pairs)]}
+            yield band | {"wavelengths": waves, "growth": scales, "effect": effect}
 
 
 def _effects_of_scaling(growth: Float64, changed: NDArray[np.bool_]) -> list[str]:

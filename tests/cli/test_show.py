@@ -209,9 +209,7 @@ NO_IMAGES = "no argument for attention in both directions among tokens of an ima
 NO_BETA = (
     "no argument for queries scaled by their position, by 1 + llama_4_scaling_beta·ln(1 + ⌊pos"
 )
-NO_TUNING = (
-    "no argument for queries of layers without rotation, scaled by their position, by 1 + att"
-)
+NO_TUNING = "queries of layers without rotation, scaled by their position, by 1 + att"
 WEIRD = {"sliding_window": 7, "rope_parameters": {"odd": {"rope_theta": 1e4}}}
 CALLS = [
     ({"model_type": "llama"}, ["call attention(q, cache, batch)"], ["no argument"]),
@@ -346,7 +344,7 @@ def test_lines_fit_a_terminal(config, monkeypatch):
     group = Group(parsed, None, RotaryEmbedding(64).spec)
     for columns in (80, 60):
         monkeypatch.setenv("COLUMNS", str(columns))
-        assert max(map(len, show.description(group).lines())) <= columns
+        assert max(map(len, show.text_lines(show.description(group)))) <= columns
 
 
 def bands(inv_freq, unscaled):
