@@ -112,13 +112,7 @@ def _prepare_scores(panel: Axes, axes: Sequence[groups.Axis]) -> None:
 
 
 def _draw_axis(
-    panel: Axes,
-    scores: Axes,
-    group: Group,
-    pairs: Int64,
-    largest: float,
-    step: float,
-    name: str,
+    panel: Axes, scores: Axes, group: Group, pairs: Int64, largest: float, step: float, name: str
 ) -> None:
     """Draw the wavelengths and scores of an axis at each length, and grey before scaling.
 

@@ -285,10 +285,7 @@ def video(name, **values):
             "`attention_head_dim` is 128; it must fit the widths of the axes, (32, 16, 16)",
         ),
         (image("ZImage", dim=3840, n_heads=32), "`dim // n_heads` is 120; it must fit the widths"),
-        (
-            image("Flux", rope_theta=256.0),
-            "`rope_theta` is 256.0; it must be left out, as 'Flux",
-        ),
+        (image("Flux", rope_theta=256.0), "`rope_theta` is 256.0; it must be left out, as 'Flux"),
         (
             video("LTXVideo", attention_head_dim=64, num_attention_heads=32, rope_theta=256.0),
             "`rope_theta` is 256.0; it must be left out, as 'LTXVideo",

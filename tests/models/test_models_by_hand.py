@@ -64,11 +64,7 @@ V41 = of(
     rope_scaling={"type": "yarn", "factor": 16, "original_max_position_embeddings": 65536},
 )
 TELECHAT3 = of("telechat3", **widths(6144, 48), rope_theta=1000000.0)
-TELECHAT3_YARN = {
-    "type": "telechat3-yarn",
-    "factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+TELECHAT3_YARN = {"type": "telechat3-yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
 PLAMO3 = of("plamo3", rope_theta=1000000, rope_local_theta=20000)
 PHI3_SMALL = of("phi3small", rope_position_scale=1.0)
 LONGROPE = {
