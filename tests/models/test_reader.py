@@ -286,10 +286,3 @@ def test_other_files_are_told_apart(tmp_path: Path, name: str, held: bytes, word
 def test_a_config_may_have_the_name_of_another_file(tmp_path: Path) -> None:
     (tmp_path / "params.json").write_text(json.dumps(LLAMA))
     assert RotaryEmbedding.from_config(tmp_path / "params.json") == read(LLAMA)
-
-
-@pytest.mark.parametrize("length", [1024, 10**7])
-def test_a_rotary_is_small_whatever_the_context(length: int) -> None:
-    scaling = {"type": "dynamic", "factor": 2.0}
-    rope = read(LLAMA, {"max_position_embeddings": length, "rope_scaling": scaling})
-    assert len(pickle.dumps(rope.at_length(2 * length))) < 100_000
