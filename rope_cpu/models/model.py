@@ -52,8 +52,9 @@ class Model(ABC):
         The row of the model type in the model table.
     is_known : bool
         Whether the model type is in the model table.
-    unknown_whole : str, optional
-        The model type of the file around this part, in quotes, if its attention is not known.
+    unknown_type : str, optional
+        The model type whose attention is not known, in quotes: that of the part, or of the file
+        around it.
     pairing_note : str, optional
         What to know about the pairing, for `rope-cpu show`.
     position_note : str, optional
@@ -81,7 +82,7 @@ class Model(ABC):
     rope_parameters: Mapping[str | None, RopeParameters | None] = field(default_factory=dict)
     facts: ModelFacts = field(default_factory=ModelFacts, repr=False)
     is_known: bool = True
-    unknown_whole: str | None = None
+    unknown_type: str | None = None
     pairing_note: str | None = None
     position_note: str | None = None
     axes: Sequence[str] = ("token",)
@@ -177,11 +178,6 @@ class Model(ABC):
     @abstractmethod
     def _build_spec(self, asked: Asked, interleaved: bool | None, angle_dtype: str) -> RopeSpec:
         """Return the rotation of the layers that were asked for, or of all rotated ones."""
-
-    @property
-    def unknown_type(self) -> str | None:
-        """The model type whose attention is not known, in quotes; None if it is known."""
-        return self.unknown_whole if self.is_known else shown(self.model_type)
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:

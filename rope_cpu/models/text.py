@@ -141,7 +141,7 @@ def parse(raw: Config) -> TextModel:
         rope_parameters=sections,
         facts=facts,
         is_known=known_facts is not None,
-        unknown_whole=unknown_whole,
+        unknown_type=unknown_whole if known_facts else shown(values.get("model_type")),
     )
 
 
