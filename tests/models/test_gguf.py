@@ -100,6 +100,13 @@ STOPPED = [1.0] * 64 + [1e30] * 192
 DIMENSIONS = "rope.dimension_count"
 SECTIONS = "rope.dimension_sections"
 WINDOW = "attention.sliding_window"
+QWEN3_5 = {
+    "config": {
+        "rope_parameters": QWEN3_VL
+        | {"mrope_section": [11, 11, 10], "rope_theta": 10000000, "partial_rotary_factor": 0.25}
+    },
+    "values": {"rope.freq_base": 1e7, DIMENSIONS: 64, SECTIONS: [11, 11, 10, 0]},
+}
 PERMUTED = {"pairing": (True, False)}
 TWO_TYPES = {"layer_types": ("full_attention", "sliding_attention")}
 
@@ -158,22 +165,8 @@ MODELS = {
         config={"rope_scaling": QWEN3_VL | {"mrope_section": [24, 20, 20]}},
         values={SECTIONS: [24, 20, 20, 0]},
     ),
-    "qwen3.5": model(
-        *("qwen35", "qwen3_5_text", (5120, 24, 256)),
-        config={
-            "rope_parameters": QWEN3_VL
-            | {"mrope_section": [11, 11, 10], "rope_theta": 10000000, "partial_rotary_factor": 0.25}
-        },
-        values={"rope.freq_base": 1e7, DIMENSIONS: 64, SECTIONS: [11, 11, 10, 0]},
-    ),
-    "qwen3.8 flash next": model(
-        *("qwen4exp", "qwen4_exp_text", (2048, 24, 256)),
-        config={
-            "rope_parameters": QWEN3_VL
-            | {"mrope_section": [11, 11, 10], "rope_theta": 10000000, "partial_rotary_factor": 0.25}
-        },
-        values={"rope.freq_base": 1e7, DIMENSIONS: 64, SECTIONS: [11, 11, 10, 0]},
-    ),
+    "qwen3.5": model("qwen35", "qwen3_5_text", (5120, 24, 256), **QWEN3_5),
+    "qwen3.8 flash next": model("qwen4exp", "qwen4_exp_text", (2048, 24, 256), **QWEN3_5),
     "gemma-2": model("gemma2", "gemma2", (2304, 8, 256), values={WINDOW: 4096}),
     "gemma-3": model(
         *("gemma3", "gemma3_text", (5376, 32, 128), 1e6),
