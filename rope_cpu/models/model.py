@@ -329,14 +329,14 @@ class Model(ABC):
         layer_type = self.type_of(layer_type, layer)
         try:
             heads = self._head_count(self.heads_keys, layer_type, layer)
-            of_keys = 1 if self.is_latent else None
-            kv_heads = of_keys or self._head_count(self.kv_heads_keys, layer_type, layer)
+            of_keys = () if self.is_latent else self.kv_heads_keys
+            kv_heads = self._head_count(of_keys, layer_type, layer)
         except (TypeError, ValueError) as error:
             raise ValueError(f"the config's {error}") from error
         if heads is None:
             listed = ", ".join(HEADS_KEYS)
             raise ValueError(f"the config lacks the number of heads; add one of {listed}")
-        return heads, kv_heads or heads
+        return heads, 1 if self.is_latent else kv_heads or heads
 
     def _head_count(
         self, keys: Sequence[str], layer_type: str | None, layer: int | None
