@@ -208,10 +208,9 @@ class Layer:
         known: the names of the fields that the caller takes, whatever their values are.
         """
         passed = {*known, *(() if self.qk_norm else ("norm_other", "query_weights"))}
-        defaults = vars(type(self)())
-        for name in (name for name in (*PARTS, *defaults) if name not in passed):
+        for name in (name for name in (*PARTS, *vars(self)) if name not in passed):
             value = getattr(self, name)
-            if value != defaults.get(name):
+            if value != _DEFAULTS.get(name):
                 part = PARTS.get(name, f"the fact {name} {{}}").format(value)
                 end = "the export cannot write" if name in SERVED else "is not supported"
                 raise ValueError(f"model type {cut(str(self.model_type))} has {part}, which {end}")
@@ -225,6 +224,8 @@ class Layer:
         query_scale = self.unrotated_query_scale or self.query_scale
         return replace(self, chunk=None, qk_norm=qk_norm, query_scale=query_scale)
 
+
+_DEFAULTS: Config = vars(Layer())
 
 # Facts that the calls of a server express, and operators of a graph, or that decide these; others
 # are refused. Of the last three, each caller has rules of its own.
