@@ -231,9 +231,3 @@ def test_no_score_exceeds_one():
     assert scores.max() <= 1
     _, constant = expected_scores(np.array([1e-12]), 10)
     np.testing.assert_allclose(constant, 1, rtol=1e-14)
-
-
-def test_the_tail_is_free_of_the_fast_pairs():
-    """Single distances would give any cosine of a pair with a wavelength of 6.28 tokens."""
-    _, scores = expected_scores(np.array([1.0]), 131072)
-    assert np.abs(scores[-50:]).max() < 1e-3
