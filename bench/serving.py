@@ -94,7 +94,7 @@ class Appended:
         shape = (_MOST_SEQUENCES * _PAGES_OF_SEQUENCE, _PAGE_SIZE, KV_HEADS, HEAD_DIM)
         row = CACHE_FORMATS[self.cache_dtype]
         key, value = np.zeros((2, *shape), row.dtype)
-        if not row.has_scales:
+        if row.scale_dtype is None:
             return KVCache(key, value)
         key_scale, value_scale = np.zeros((2, *shape[:3]), np.float32)
         return KVCache(key, value, key_scale=key_scale, value_scale=value_scale)
@@ -206,7 +206,8 @@ class Move:
 def cached_vector_bytes(cache_dtype: str) -> int:
     """Return the bytes of a cached head vector, with the scale that it may have."""
     row = CACHE_FORMATS[cache_dtype]
-    return HEAD_DIM * row.dtype.itemsize + 4 * row.has_scales
+    scale_bytes = 0 if row.scale_dtype is None else row.scale_dtype.itemsize
+    return HEAD_DIM * row.dtype.itemsize + scale_bytes
 
 
 def by_slot(x: Array) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -18,8 +19,10 @@ Intp = NDArray[np.intp]
 Layout = Literal["bshd", "bhsd", "sbhd", "thd"]
 DtypeName = Literal["float32", "float64", "float16", "bfloat16"]
 CacheDtypeName = Literal["float32", "float16", "bfloat16", "int8"]
+ValueDtypeName = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 Dtype = DtypeName | np.dtype[Any] | type[Any]
 CacheDtype = CacheDtypeName | np.dtype[Any] | type[Any]
+ValueDtype = ValueDtypeName | np.dtype[Any] | type[Any]
 
 # The dtypes of arrays that can be rotated, by name.
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -51,26 +54,65 @@ LAYOUT_AXES: dict[str, tuple[int | None, int, int]] = {
 INTEGER_VIEWS = {"float16": np.dtype(np.int16), "bfloat16": np.dtype(np.uint16)}
 
 
-class CacheFormat(NamedTuple):
-    """How the caches of a dtype are stored.
+GROUP = 32  # elements of an int4 value that share a scale
 
-    dtype: of keys and values. kernel_dtype: of the views of them that kernels take. has_scales:
-    whether each head vector has a scale, in float32.
+
+class CacheFormat(NamedTuple):
+    """How the keys or values of a cache are stored.
+
+    dtype: of their array. kernel_dtype: of the view of it that kernels take. scale_dtype: of their
+    scales, None if they have none. packed: elements in an item of the array. group: elements that
+    share a scale; by default those of a head vector.
     """
 
     dtype: np.dtype[Any]
     kernel_dtype: np.dtype[Any]
-    has_scales: bool = False
+    scale_dtype: np.dtype[Any] | None = None
+    packed: int = 1
+    group: int | None = None
 
 
-# The formats of caches by the names of their dtypes.
+# The formats of keys by name, and those of values, which may have 4 bits.
 CACHE_FORMATS = {
     "float32": CacheFormat(DTYPES["float32"], DTYPES["float32"]),
     "float16": CacheFormat(DTYPES["float16"], INTEGER_VIEWS["float16"]),
     "bfloat16": CacheFormat(DTYPES["bfloat16"], INTEGER_VIEWS["bfloat16"]),
-    "int8": CacheFormat(np.dtype(np.int8), np.dtype(np.int8), has_scales=True),
+    "int8": CacheFormat(np.dtype(np.int8), np.dtype(np.int8), DTYPES["float32"]),
 }
-CACHE_NAMES = {row.dtype: name for name, row in CACHE_FORMATS.items()}
+_INT4 = CacheFormat(np.dtype(np.uint8), np.dtype(np.uint8), DTYPES["float16"], 2, GROUP)
+VALUE_FORMATS = CACHE_FORMATS | {"int4": _INT4}
+
+
+class CacheKind(NamedTuple):
+    """What the kernels of a cache are compiled for.
+
+    key: a key of `CACHE_FORMATS`. value: a key of `VALUE_FORMATS`. hadamard: whether keys are
+    stored times the Hadamard matrix.
+    """
+
+    key: str
+    value: str
+    hadamard: bool = False
+
+    def __str__(self) -> str:
+        """Return the name, such as "int8", "int8-int4" or "int8-int4-hadamard"."""
+        parts = [self.key]
+        if self.value != self.key:
+            parts.append(self.value)
+        if self.hadamard:
+            parts.append("hadamard")
+        return "-".join(parts)
+
+
+# The kinds by name, and the formats by the dtypes of arrays.
+CACHE_KINDS = {
+    str(kind): kind
+    for kind in itertools.starmap(
+        CacheKind, itertools.product(CACHE_FORMATS, VALUE_FORMATS, (False, True))
+    )
+}
+
+FORMAT_NAMES = {row.dtype: name for name, row in VALUE_FORMATS.items()}
 
 # The views of other layouts as bshd, (batch, seq, heads, head_dim), which kernels take.
 BSHD_VIEWS: dict[str, Callable[[Array], Array]] = {

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args
 
 import numpy as np
@@ -16,23 +17,28 @@ from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.texts import did_you_mean, shown
 from rope_cpu.array_types import (
     CACHE_FORMATS,
-    CACHE_NAMES,
+    CACHE_KINDS,
     DTYPE_NAMES,
     CacheDtype,
+    CacheKind,
     Dtype,
     DtypeName,
 )
 from rope_cpu.kernels.angles import cos_sin_kernel, cos_sin_part
 from rope_cpu.kernels.append import append_kernel, append_part
-from rope_cpu.kernels.attention import PARTS, attention_kernel, attention_part
+from rope_cpu.kernels.attention import (
+    PARTS,
+    attention_kernel,
+    attention_part,
+    transform_kernel,
+)
 from rope_cpu.kernels.rotate import PAIRINGS, rotation_kernel, rotation_part
 from rope_cpu.kernels.rotate_cached import rotate_cached_kernel, rotate_cached_part
-from rope_cpu.kernels.vectors import converts_float16
 
 _ALL_DTYPES: tuple[DtypeName, ...] = get_args(DtypeName)
 
 # A function that compiles or loads a kernel, and its arguments.
-Build = tuple[Callable[..., Any], tuple[str, ...]]
+Build = tuple[Callable[..., Any], tuple[str | CacheKind, ...]]
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ class Specialisation:
 
 def warmup(
     dtypes: Dtype | Sequence[Dtype] = _ALL_DTYPES,
-    cache_dtypes: CacheDtype | Sequence[CacheDtype] | None = None,
+    cache_dtypes: CacheDtype | str | Sequence[CacheDtype | str] | None = None,
 ) -> list[Specialisation]:
     """Compile kernels into the cache on disk, for this process and later ones.
 
@@ -71,11 +77,12 @@ def warmup(
         Dtypes of the arrays to be rotated: float32, float64, float16, bfloat16. All by default.
         Each is compiled for both pairings.
     cache_dtypes : dtype-like or sequence of dtype-like, optional
-        Dtypes of the caches of a server: float32, float16, bfloat16, int8. None by default: no
-        kernels of caches. With a dtype, the kernels of `RotaryPlan.append` are compiled for every
-        pair of an input dtype (float64 has none) and a cache dtype, those of
-        `RotaryPlan.rotate_cached` for every cache dtype but int8, and those of `attention` for
-        every cache dtype. Norms without a cache,
+        Dtypes of the caches of a server: float32, float16, bfloat16, int8; where values have
+        another dtype or keys are transformed, the name in the text of such a `KVCache`, as
+        "int8-int4" or "int8-int4-hadamard". None by default: no kernels of caches. With a dtype,
+        the kernels of `RotaryPlan.append` are compiled for every pair of an input dtype (float64
+        has none) and a cache dtype, those of `RotaryPlan.rotate_cached` for every cache whose keys
+        it rotates, and those of `attention` for every cache. Norms without a cache,
         ``plan(q, k, q_norm=…)``, need the kernel whose cache has the dtype of the input.
 
     Returns
@@ -133,49 +140,41 @@ def kernel_builds(dtypes: Any, cache_dtypes: Any = None) -> list[Build]:
     # The cos and sin of a plan are float32 until it rotates float64; 16-bit tables are rounded from
     # float64. So any dtype may need both.
     builds: list[Build] = [*product((cos_sin_kernel, cos_sin_part), [("float32",), ("float64",)])]
-    rotated = _computed(names)
-    for name in rotated:
+    for name in names:
         builds.append((rotation_kernel, (name,)))
         builds += [(rotation_part, (name, pairing)) for pairing in PAIRINGS]
     if cache_names:
-        builds += _cache_builds([name for name in rotated if name != "float64"], cache_names)
+        kinds = [CACHE_KINDS[name] for name in cache_names]
+        builds += _cache_builds([name for name in names if name != "float64"], kinds)
     return builds
 
 
-def _cache_builds(dtypes: list[str], cache_dtypes: list[str]) -> list[Build]:
+def _cache_builds(dtypes: list[str], kinds: list[CacheKind]) -> list[Build]:
     """Return how to build the kernels of caches.
 
     dtypes: those of the inputs that have such kernels.
     """
     if not dtypes:
         finding = Finding(
-            f"holds {', '.join(cache_dtypes)}, but `dtypes` holds float64 alone, which has no "
+            f"holds {', '.join(map(str, kinds))}, but `dtypes` holds float64 alone, which has no "
             "kernels of caches"
         )
         remedy = "or add the dtype of the arrays that `append` is given to `dtypes`"
         raise ArgumentError("cache_dtypes", finding, "be left out", remedy)
     builds: list[Build] = []
-    computed = _computed(cache_dtypes)
-    for dtype, cache_dtype in product(dtypes, computed):
-        builds.append((append_kernel, (dtype, cache_dtype)))
-        builds += [(append_part, (dtype, cache_dtype, pairing)) for pairing in PAIRINGS]
-    for cache_dtype in computed:
-        if not CACHE_FORMATS[cache_dtype].has_scales:
-            builds.append((rotate_cached_kernel, (cache_dtype,)))
-            builds += [(rotate_cached_part, (cache_dtype, pairing)) for pairing in PAIRINGS]
-        builds.append((attention_kernel, (cache_dtype,)))
-        builds += [(attention_part, (cache_dtype, name)) for name in PARTS]
-    return builds
-
-
-def _computed(names: list[str]) -> list[str]:
-    """Return the dtypes of the kernels that these dtypes need, without duplicates.
-
-    Processors that do not convert float16 compute it as float32.
-    """
-    if converts_float16():
-        return names
-    return list(dict.fromkeys("float32" if name == "float16" else name for name in names))
+    for dtype, kind in product(dtypes, kinds):
+        builds.append((append_kernel, (dtype, kind)))
+        builds += [(append_part, (dtype, kind, pairing)) for pairing in PAIRINGS]
+    for kind in kinds:
+        if kind.hadamard:
+            builds.append((transform_kernel, ()))
+        elif CACHE_FORMATS[kind.key].scale_dtype is None:
+            builds.append((rotate_cached_kernel, (kind.key,)))
+            builds += [(rotate_cached_part, (kind.key, pairing)) for pairing in PAIRINGS]
+        plain = kind._replace(hadamard=False)
+        builds.append((attention_kernel, (plain,)))
+        builds += [(attention_part, (plain, name)) for name in PARTS]
+    return list(dict.fromkeys(builds))
 
 
 def dtype_names(dtypes: Any) -> list[str]:
@@ -184,15 +183,23 @@ def dtype_names(dtypes: Any) -> list[str]:
 
 
 def cache_dtype_names(cache_dtypes: Any) -> list[str]:
-    """Return the names of dtypes of caches, without duplicates; raise TypeError for any other."""
-    return _names("cache_dtypes", cache_dtypes, CACHE_NAMES)
+    """Return the names of kinds of caches, without duplicates; raise TypeError for any other."""
+    known = {row.dtype: name for name, row in CACHE_FORMATS.items()}
+    return _names("cache_dtypes", cache_dtypes, known, CACHE_KINDS)
 
 
-def _names(argument: str, dtypes: Any, known: Mapping[np.dtype[Any], str]) -> list[str]:
+def _names(
+    argument: str,
+    dtypes: Any,
+    known: Mapping[np.dtype[Any], str],
+    others: Mapping[str, CacheKind] = MappingProxyType({}),
+) -> list[str]:
+    """Return the names of dtypes, and names themselves, without duplicates."""
     listed = dtypes if isinstance(dtypes, list | tuple | set | frozenset) else [dtypes]
     names: list[str] = []
     for dtype in listed:
-        name = known.get(to_dtype(dtype))
+        is_name = isinstance(dtype, str) and dtype in others
+        name = dtype if is_name else known.get(to_dtype(dtype))
         if name is None:
             rule = f"hold none but {', '.join(known.values())}{did_you_mean(dtype, known.values())}"
             raise ArgumentTypeError(argument, Finding.holds(shown(dtype)), rule)

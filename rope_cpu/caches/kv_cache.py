@@ -10,12 +10,33 @@ import numpy as np
 from rope_cpu.arguments import limits
 from rope_cpu.arguments.arrays import elements_disjoint, not_an_array, share_memory, to_dtype
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
-from rope_cpu.arguments.scalars import check_table_size, check_type, refuse_masked, whole_number
+from rope_cpu.arguments.scalars import (
+    boolean,
+    check_table_size,
+    check_type,
+    refuse_masked,
+    whole_number,
+)
 from rope_cpu.arguments.texts import did_you_mean
-from rope_cpu.array_types import CACHE_FORMATS, CACHE_NAMES, Array, CacheDtype
+from rope_cpu.array_types import (
+    CACHE_FORMATS,
+    FORMAT_NAMES,
+    VALUE_FORMATS,
+    Array,
+    CacheDtype,
+    CacheFormat,
+    CacheKind,
+    ValueDtype,
+)
 from rope_cpu.caches import Immutable
 
-_DTYPE_LIST = ", ".join(CACHE_FORMATS)  # for error texts
+# The formats that an argument may have, the arguments being those of the class and of `zeros`.
+_FORMATS = {
+    "key": CACHE_FORMATS,
+    "value": VALUE_FORMATS,
+    "dtype": CACHE_FORMATS,
+    "value_dtype": VALUE_FORMATS,
+}
 
 _CACHE_LINE = 64  # bytes
 NO_SCALE = np.empty((0, 0, 0, 1), np.float32)  # of a cache without scales
@@ -39,25 +60,40 @@ class KVCache(Immutable):
     ----------
     key : array of float32, float16, bfloat16 or int8, (pages, page_size, kv_heads, head_dim)
         Cached keys. Any strides, but the last axis contiguous.
-    value : array of the same dtype, (pages, page_size, kv_heads, value width)
-        Cached values. Key and value may be views of one array, but share no element, with one
-        exception: in absorbed latent attention a value is a part of its key. `attention` takes such
-        a cache, and `append` refuses it.
+    value : array of one of these dtypes, (pages, page_size, kv_heads, value width)
+        Cached values, of the dtype of the keys or another. Key and value may be views of one array,
+        but share no element, with one exception: in absorbed latent attention a value is a part of
+        its key. `attention` takes such a cache, and `append` refuses it. An array of uint8,
+        (pages, page_size, kv_heads, value width / 2), holds elements of 4 bits in groups of 32:
+        byte i of a group has element i in its low half and i + 16 in its high half.
     key_scale, value_scale : array of float32, (pages, page_size, kv_heads), optional
         For int8, and then required: the scale of each head vector, max|x| / 127. `append` writes
         them. A head vector is its int8 values times its scale. It has the scale NaN if it holds NaN
-        or infinity, and 0 if all elements are below 2^-120.
+        or infinity, and 0 if all elements are below 2^-120. For 4 bits float16,
+        (pages, page_size, kv_heads, value width / 32), the scale of each group: −1/8 of its element
+        of largest magnitude. An element is (half byte − 8) · scale. The scale is NaN if the group
+        holds NaN, infinity, or numbers from 2^19 on, and 0 if it rounds to 0 in float16.
+    hadamard : bool, default False
+        Whether keys are stored as H·k. H is the orthonormal Hadamard matrix in natural order, in
+        blocks of the largest power of two that divides head_dim. `append` transforms keys after
+        norm and rotation, and `attention` its queries, whose products with them stay the same. A
+        large channel, which makes int8 coarse for all others, is spread over its block.
 
     Raises
     ------
     TypeError, ValueError
-        If an array has another dtype or shape, or overlaps itself or another array.
+        If an array has another dtype or shape, or overlaps itself or another array. Keys of 4 bits
+        are refused: the results of attention would err by a tenth and more.
 
     Notes
     -----
     A deep copy, or a pickled cache, has arrays of its own, in the same order of memory and on cache
     lines, and a value that is a part of its key is one again. Memory that two caches share is there
     twice then.
+
+    References
+    ----------
+    The layout of 4 bits is that of ggml's type q4_0.
 
     Examples
     --------
@@ -69,8 +105,9 @@ class KVCache(Immutable):
 
     __slots__ = (
         "_caller_arrays",
-        "_dtype_name",
         "_kernel_arrays",
+        "_kind",
+        "hadamard",
         "head_dim",
         "key",
         "key_scale",
@@ -90,7 +127,8 @@ class KVCache(Immutable):
     kv_heads: int
     head_dim: int  # width of a key in elements
     value_dim: int  # width of a value in elements
-    _dtype_name: str
+    hadamard: bool
+    _kind: CacheKind
     _caller_arrays: tuple[Array, ...]  # whose flags may become read-only
     _kernel_arrays: tuple[Array, ...]  # views of key, value and the scales, of 4 axes
 
@@ -101,32 +139,36 @@ class KVCache(Immutable):
         *,
         key_scale: Array | None = None,
         value_scale: Array | None = None,
+        hadamard: bool = False,
     ) -> None:
-        name = _checked_dtype("key", key)
-        if _checked_dtype("value", value) != name:
-            raise ArgumentTypeError(
-                "value", Finding.dtype_of(value), f"have that of `key`, {key.dtype}"
-            )
+        kind = CacheKind(
+            _format_of("key", key), _format_of("value", value), boolean("hadamard", hadamard)
+        )
+        formats = {"key": VALUE_FORMATS[kind.key], "value": VALUE_FORMATS[kind.value]}
         _check_shape("key", key)
         _check_shape("value", value)
+        value_dim = _value_dim(value, formats["value"])
         if value.shape[:3] != key.shape[:3]:
             rule = f"have the pages, page_size and kv_heads of `key`, {key.shape[:3]}"
             raise ArgumentError("value", Finding.shape_of(value), rule)
         arrays = {"key": key, "value": value}
         scales = {"key_scale": key_scale, "value_scale": value_scale}
-        arrays |= _checked_scales(scales, name, key.shape[:3])
+        shapes = {"key": key.shape, "value": (*key.shape[:3], value_dim)}
+        for name, row in formats.items():
+            arrays |= _checked_scale(f"{name}_scale", scales[f"{name}_scale"], row, shapes[name])
         _check_memory(arrays)
         if _is_part(value, key):  # held read-only, because `append` writes both
+            _refuse_transformed_part(kind)
             arrays["value"] = value.view()
             arrays["value"].flags.writeable = False
         # Views keep their shape when the caller changes that of an array in place.
-        kernel_dtype = CACHE_FORMATS[name].kernel_dtype
-        views: list[Array] = [np.asarray(arrays[x]).view(kernel_dtype) for x in ("key", "value")]
-        views += [NO_SCALE if x is None else np.asarray(x)[..., None] for x in scales.values()]
+        views: list[Array] = [
+            np.asarray(arrays[x]).view(row.kernel_dtype) for x, row in formats.items()
+        ]
+        views += [_scale_view(x) for x in scales.values()]
         sizes = dict(zip(("pages", "page_size", "kv_heads", "head_dim"), key.shape, strict=True))
-        sizes["value_dim"] = value.shape[3]
-        self._set(key=key, value=value, **scales, **sizes)
-        self._set(_dtype_name=name, _caller_arrays=tuple(arrays.values()))
+        self._set(key=key, value=value, **scales, **sizes, value_dim=value_dim)
+        self._set(hadamard=kind.hadamard, _kind=kind, _caller_arrays=tuple(arrays.values()))
         self._set(_kernel_arrays=tuple(views))
 
     @overload
@@ -139,7 +181,9 @@ class KVCache(Immutable):
         head_dim: int,
         *,
         dtype: CacheDtype,
+        value_dtype: ValueDtype | None = None,
         value_dim: int | None = None,
+        hadamard: bool = False,
         layers: None = None,
     ) -> Self: ...
 
@@ -153,7 +197,9 @@ class KVCache(Immutable):
         head_dim: int,
         *,
         dtype: CacheDtype,
+        value_dtype: ValueDtype | None = None,
         value_dim: int | None = None,
+        hadamard: bool = False,
         layers: int,
     ) -> list[Self]: ...
 
@@ -166,7 +212,9 @@ class KVCache(Immutable):
         head_dim: int,
         *,
         dtype: CacheDtype,
+        value_dtype: ValueDtype | None = None,
         value_dim: int | None = None,
+        hadamard: bool = False,
         layers: int | None = None,
     ) -> Self | list[Self]:
         """Allocate a cache, or one for each layer, in the layout that attention reads fastest.
@@ -180,9 +228,13 @@ class KVCache(Immutable):
         pages, page_size, kv_heads, head_dim : int
             Number of pages, tokens on a page, key heads, and width of a key in elements.
         dtype : dtype
-            float32, float16, bfloat16 or int8; the last with scales.
+            Of the keys: float32, float16, bfloat16 or int8; the last with scales.
+        value_dtype : dtype, optional
+            Of the values: one of these or int4; by default that of the keys.
         value_dim : int, optional
-            Width of a value; by default head_dim.
+            Width of a value; by default head_dim. For int4 a multiple of 32.
+        hadamard : bool, default False
+            Whether keys are stored times the Hadamard matrix.
         layers : int, optional
             Number of caches in a list. By default one cache is returned alone.
 
@@ -194,7 +246,7 @@ class KVCache(Immutable):
         Raises
         ------
         TypeError, ValueError
-            If a size is no whole number of at least 1, or a cache has no such dtype.
+            If a size is no whole number of at least 1, or keys or values have no such dtype.
 
         Examples
         --------
@@ -204,6 +256,14 @@ class KVCache(Immutable):
         >>> caches = rope_cpu.KVCache.zeros(100, 16, 8, 128, dtype="int8", layers=32)
         >>> len(caches), caches[0].key.shape, caches[0].key_scale.shape
         (32, (100, 16, 8, 128), (100, 16, 8))
+
+        Two fifths of the memory of bfloat16:
+
+        >>> cache = rope_cpu.KVCache.zeros(
+        ...     100, 16, 8, 128, dtype="int8", value_dtype="int4", hadamard=True
+        ... )
+        >>> cache.value.shape, cache.value_scale.shape
+        ((100, 16, 8, 64), (100, 16, 8, 4))
         """
         width = head_dim if value_dim is None else value_dim
         sizes = {"pages": pages, "page_size": page_size, "kv_heads": kv_heads}
@@ -211,22 +271,26 @@ class KVCache(Immutable):
             whole_number(name, size)
         shape = tuple(sizes.values())
         check_table_size("pages", pages, *shape, max(head_dim, width), most=limits.WHOLE)
-        checked = to_dtype(dtype)
-        if checked not in CACHE_NAMES:
-            meant = did_you_mean(dtype, CACHE_FORMATS)
-            raise ArgumentTypeError("dtype", dtype, f"be one of {_DTYPE_LIST}{meant}")
+        key = _format_named("dtype", dtype)
+        value = key if value_dtype is None else _format_named("value_dtype", value_dtype)
+        if width % (value.group or 1):
+            raise ArgumentError("value_dim", width, f"be a multiple of {value.group} for int4")
+        is_transformed = boolean("hadamard", hadamard)
         count = 1 if layers is None else whole_number("layers", layers, most=limits.LAYERS)
-        caches = [cls(**_zeros(shape, head_dim, width, checked)) for _ in range(count)]
+        caches = []
+        for _ in range(count):
+            arrays = _zeros("key", shape, head_dim, key) | _zeros("value", shape, width, value)
+            caches.append(cls(**arrays, hadamard=is_transformed))
         return caches[0] if layers is None else caches
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of keys and values."""
+        """The dtype of the keys."""
         return self.key.dtype
 
     def __repr__(self) -> str:
         return (
-            f"KVCache({self._dtype_name}, pages={self.pages}, page_size={self.page_size}, "
+            f"KVCache({self._kind}, pages={self.pages}, page_size={self.page_size}, "
             f"kv_heads={self.kv_heads}, head_dim={self.head_dim}, value_dim={self.value_dim})"
         )
 
@@ -239,7 +303,7 @@ class KVCache(Immutable):
         if _is_part(self.value, self.key):
             start = (self.value.ctypes.data - self.key.ctypes.data) // self.key.itemsize
             stored[1] = slice(start, start + self.value_dim)
-        return _restored_cache, tuple(stored)
+        return _restored_cache, (self.hadamard, *stored)
 
 
 def _in_memory_order(x: Array) -> tuple[Array, Array]:
@@ -248,12 +312,14 @@ def _in_memory_order(x: Array) -> tuple[Array, Array]:
     return np.ascontiguousarray(x.transpose(axes)), axes
 
 
-def _restored_cache(key: Any, value: Any, *scales: Any) -> KVCache:
+def _restored_cache(hadamard: bool, key: Any, value: Any, *scales: Any) -> KVCache:
     """Return a cache of new arrays; value: a slice of the key's last axis if it is a part of it."""
     new_key = _restored(*key)
     new_value = new_key[..., value] if isinstance(value, slice) else _restored(*value)
     key_scale, value_scale = (None if x is None else _restored(*x) for x in scales)
-    return KVCache(new_key, new_value, key_scale=key_scale, value_scale=value_scale)
+    return KVCache(
+        new_key, new_value, key_scale=key_scale, value_scale=value_scale, hadamard=hadamard
+    )
 
 
 def _restored(x: Array, axes: Array) -> Array:
@@ -263,19 +329,18 @@ def _restored(x: Array, axes: Array) -> Array:
     return memory.transpose(np.argsort(axes))
 
 
-def _zeros(
-    shape: tuple[int, ...], head_dim: int, value_dim: int, dtype: np.dtype[Any]
-) -> dict[str, Array]:
-    """Return the arrays of a new cache by name; shape: (pages, page_size, kv_heads)."""
-    arrays = {
-        "key": _heads_first((*shape, head_dim), dtype),
-        "value": _heads_first((*shape, value_dim), dtype),
-    }
-    if CACHE_FORMATS[CACHE_NAMES[dtype]].has_scales:
-        scale = np.dtype(np.float32)
-        arrays["key_scale"] = _heads_first(shape, scale)
-        arrays["value_scale"] = _heads_first(shape, scale)
+def _zeros(name: str, shape: tuple[int, ...], width: int, row: CacheFormat) -> dict[str, Array]:
+    """Return the arrays of new keys or values by name; shape: (pages, page_size, kv_heads)."""
+    arrays = {name: _heads_first((*shape, width // row.packed), row.dtype)}
+    if row.scale_dtype is not None:
+        scale_shape = _scale_shape((*shape, width), row)
+        arrays[f"{name}_scale"] = _heads_first(scale_shape, row.scale_dtype)
     return arrays
+
+
+def _scale_shape(shape: tuple[int, ...], row: CacheFormat) -> tuple[int, ...]:
+    """Return the shape of the scales of head vectors of a shape."""
+    return shape[:3] if row.group is None else (*shape[:3], shape[3] // row.group)
 
 
 def _heads_first(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -313,51 +378,104 @@ def check_writeable(cache: KVCache, names: tuple[str, ...] = CACHE_ARRAYS) -> No
         raise ArgumentError(f"cache.{name}", Finding("is read-only"), "be writeable", remedy)
 
 
-def _checked_dtype(name: str, x: object) -> str:
-    """Return the name of a cache's dtype; raise for any other, and if `x` is no array."""
+def _format_named(name: str, dtype: object) -> CacheFormat:
+    """Return the format of keys or values of a dtype; raise if they have no such format."""
+    formats = _FORMATS[name]
+    checked = to_dtype(dtype)
+    for known, row in formats.items():
+        if checked == np.dtype(known):
+            return row
+    rule = f"be one of {', '.join(formats)}{did_you_mean(dtype, formats)}"
+    raise ArgumentTypeError(name, dtype, rule, _advice(name, checked == np.dtype("int4")))
+
+
+def _advice(name: str, has_4_bits: bool) -> str:
+    """Return the remedy for keys of 4 bits, "" for anything else."""
+    if not has_4_bits or name not in ("key", "dtype"):
+        return ""
+    return "keys of 4 bits would make the results of attention err by a tenth and more"
+
+
+def _format_of(name: str, x: object) -> str:
+    """Return the name of the format of keys or values; raise if they are no such array."""
     if not isinstance(x, np.ndarray):
         raise not_an_array(name, x, " that belongs to the server")
     refuse_masked(name, x)
-    if x.dtype not in CACHE_NAMES:
-        rule = f"be one of {_DTYPE_LIST} (native byte order)"
-        raise ArgumentTypeError(name, Finding.dtype_of(x), rule)
-    return CACHE_NAMES[x.dtype]
+    found = FORMAT_NAMES.get(x.dtype)
+    if found not in _FORMATS[name]:
+        dtypes = [str(row.dtype) for row in _FORMATS[name].values()]
+        rule = f"be one of {', '.join(dtypes)} (native byte order)"
+        raise ArgumentTypeError(name, Finding.dtype_of(x), rule, _advice(name, found == "int4"))
+    return found
 
 
 def _check_shape(name: str, x: Array) -> None:
     if x.ndim != 4 or 0 in x.shape:
         rule = "be (pages, page_size, kv_heads, width), none 0"
         raise ArgumentError(name, Finding.shape_of(x), rule)
+    _check_contiguous(name, x)
+
+
+def _check_contiguous(name: str, x: Array) -> None:
     if x.strides[3] != x.itemsize:
         rule = f"have a contiguous last axis, of stride {x.itemsize}"
         raise ArgumentError(name, Finding(f"has strides {x.strides}"), rule)
 
 
-def _checked_scales(
-    scales: dict[str, Array | None], dtype: str, shape: tuple[int, ...]
+def _value_dim(value: Array, row: CacheFormat) -> int:
+    """Return the width of values in elements; raise unless they are whole groups."""
+    width: int = value.shape[3] * row.packed
+    if width % (row.group or 1):
+        rule = f"have half as many bytes as elements, a multiple of {row.group}, on its last axis"
+        raise ArgumentError("value", Finding.shape_of(value), rule)
+    return width
+
+
+def _refuse_transformed_part(kind: CacheKind) -> None:
+    """Raise if keys are transformed of which values are a part."""
+    if kind.hadamard:
+        finding = Finding("is True, but `value` is a part of `key`")
+        rule = "be False, as values would be transformed, too"
+        raise ArgumentError("hadamard", finding, rule)
+
+
+def _checked_scale(
+    name: str, scale: object, row: CacheFormat, vectors: tuple[int, ...]
 ) -> dict[str, Array]:
-    """Return the scales of a cache; raise unless they are given where its format has some."""
-    has_scales = CACHE_FORMATS[dtype].has_scales
-    checked: dict[str, Array] = {}
-    for name, scale in scales.items():
+    """Return the scales of keys or values by name; raise unless they fit the format.
+
+    vectors: shape of the keys or values in elements.
+    """
+    stored = FORMAT_NAMES[row.dtype]
+    dtype = row.scale_dtype
+    if dtype is None:
         if scale is None:
-            if has_scales:
-                rule = f"be a float32 array of shape {shape}, as the cache is {dtype}"
-                raise ArgumentError(name, None, rule)
-            continue
-        if not has_scales:
-            rule = f"be left out, as a cache of {dtype} has no scales"
-            raise ArgumentError(name, Finding("is given"), rule)
-        if not isinstance(scale, np.ndarray):
-            raise not_an_array(name, scale, " of float32")
-        refuse_masked(name, scale)
-        if scale.dtype != np.float32:
-            raise ArgumentTypeError(name, Finding.dtype_of(scale), "be float32")
-        if scale.shape != shape:
-            rule = f"be (pages, page_size, kv_heads), {shape}"
-            raise ArgumentError(name, Finding.shape_of(scale), rule)
-        checked[name] = scale
-    return checked
+            return {}
+        rule = f"be left out, as a cache of {stored} has no scales"
+        raise ArgumentError(name, Finding("is given"), rule)
+    shape = _scale_shape(vectors, row)
+    if scale is None:
+        rule = f"be a {dtype} array of shape {shape}, as the cache is {stored}"
+        raise ArgumentError(name, None, rule)
+    if not isinstance(scale, np.ndarray):
+        raise not_an_array(name, scale, f" of {dtype}")
+    refuse_masked(name, scale)
+    if scale.dtype != dtype:
+        raise ArgumentTypeError(name, Finding.dtype_of(scale), f"be {dtype}")
+    if scale.shape != shape:
+        axes = "pages, page_size, kv_heads" + ("" if row.group is None else ", groups of 32")
+        raise ArgumentError(name, Finding.shape_of(scale), f"be ({axes}), {shape}")
+    if row.group is not None:
+        _check_contiguous(name, scale)
+    return {name: scale}
+
+
+def _scale_view(scale: Array | None) -> Array:
+    """Return the view of scales that kernels take, of 4 axes."""
+    if scale is None:
+        return NO_SCALE
+    x = np.asarray(scale)
+    return x[..., None] if x.ndim == 3 else x.view(np.int16)
 
 
 def _check_memory(arrays: dict[str, Array]) -> None:
@@ -379,4 +497,5 @@ def _is_part(value: Array, key: Array) -> bool:
     """Return True if each value is some of the elements of the key of its slot."""
     start = value.ctypes.data - key.ctypes.data
     room = (key.shape[3] - value.shape[3]) * key.itemsize
-    return value.strides == key.strides and 0 <= start <= room and room > 0
+    is_inside = 0 <= start <= room and room > 0
+    return value.dtype == key.dtype and value.strides == key.strides and is_inside

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -131,24 +129,14 @@ def slots_of_keys(cache: KVCache, slot_mapping: Batch | ArrayLike, layout: str) 
         finding = Finding("is a Batch, which has the slots of new tokens alone")
         rule = "hold the slots of the cached keys to be rotated, as integers"
         raise ArgumentTypeError("slot_mapping", finding, rule)
-    if CACHE_FORMATS[cache._dtype_name].has_scales:
+    remedy = "or append the keys again from their projections"
+    if CACHE_FORMATS[cache._kind.key].scale_dtype is not None:
         rounds = "where a rotation would round each key a second time"
-        finding = Finding(f"is {cache._dtype_name}, {rounds}")
-        remedy = "or append the keys again from their projections"
+        finding = Finding(f"is {cache._kind.key}, {rounds}")
         raise ArgumentTypeError("cache", finding, "hold floats, such as bfloat16", remedy)
+    if cache.hadamard:
+        finding = Finding("stores keys times the Hadamard matrix")
+        raise ArgumentError("cache", finding, "store the keys themselves", remedy)
     slots = _slots(slot_mapping, layout)
     _check_range(slots, cache)
     return slots
-
-
-def round_slots(caches: Sequence[Array], computed: Sequence[Array], slots: Array) -> None:
-    """Write the slots of float32 arrays, rounded to float16, to caches of the same shapes.
-
-    All are rounded before the first is written: a lack of memory then leaves everything untouched.
-    """
-    kept = slots[slots >= 0]
-    places = np.divmod(kept, caches[0].shape[1])
-    with np.errstate(over="ignore", under="ignore"):
-        rounded = [x[places].astype(np.float16) for x in computed]
-    for cache, rows in zip(caches, rounded, strict=True):
-        cache.view(np.float16)[places] = rows

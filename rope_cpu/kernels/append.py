@@ -4,7 +4,7 @@ Queries are normalised, rotated and written to an array. Keys are normalised, ro
 their slots of a cache, and values are normalised and written to theirs. The functions from the
 inside out:
 
-- `rope_cpu.kernels.head_vectors` has the norm, the copy and the rounding to int8;
+- `rope_cpu.kernels.head_vectors` has the norm, the copy and the rounding;
 - `_make_write_heads` makes the function that normalises, rotates and copies those of one token,
   and `_make_write_slot` the one that writes them to a slot of the cache;
 - `_append_part` is the loop over the tokens of one part, the work of a thread;
@@ -20,14 +20,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import from_dtype, types
 
-from rope_cpu.array_types import CACHE_FORMATS
+from rope_cpu.array_types import VALUE_FORMATS, CacheKind
 from rope_cpu.kernels import compile
 from rope_cpu.kernels.head_vectors import (
     Norm,
     copy_elements,
     from_head,
     quantise,
+    quantise_groups,
     scratch_rows,
+    transform,
+    write_elements,
     write_factors,
 )
 from rope_cpu.kernels.rotate import (
@@ -55,7 +58,7 @@ from rope_cpu.kernels.rotate import (
     view,
     view_type,
 )
-from rope_cpu.kernels.vectors import address, advance, at, larger, pointer
+from rope_cpu.kernels.vectors import address, advance, at, elements, larger, pointer
 
 _ZERO = np.float32(0)
 
@@ -130,37 +133,46 @@ def _make_write_heads(pairing: Callable[[int], Any]) -> Any:
     return write_heads
 
 
-def _make_write_slot(pairing: Callable[[int], Any], write_heads: Any) -> Any:
+def _make_write_slot(pairing: str, write_heads: Any) -> Any:
     """Return the device function that writes the head vectors of a token to a slot."""
 
-    @partial(compile.device_function, variant=pairing.__name__, inline=True)
+    @partial(compile.device_function, variant=pairing, inline=True)
     def write_slot(x, kept, scales, norm, table, numbers, count, scratch):
         write_heads(x, kept, norm, table, numbers, count)
 
     return write_slot
 
 
-def _make_write_slot_int8(pairing: Callable[[int], Any], write_heads: Any) -> Any:
-    """Return the same for int8: head vectors go to scratch memory as float32, and are rounded."""
+# How float32 head vectors are written to the formats that have scales.
+_QUANTISE = {"int8": quantise, "int4": quantise_groups}
 
-    @partial(compile.device_function, variant=pairing.__name__, inline=True)
-    def write_slot_int8(x, kept, scales, norm, table, numbers, count, scratch):
+
+def _make_write_slot_from_memory(
+    pairing: str, write_heads: Any, stored: str, is_transformed: bool
+) -> Any:
+    """Return the same by way of scratch memory, where head vectors are float32.
+
+    stored: the format. is_transformed: whether they are multiplied by the Hadamard matrix first.
+    """
+    write = _QUANTISE.get(stored, write_elements)
+
+    @partial(compile.device_function, variant=f"{pairing}_{stored}_{is_transformed}", inline=True)
+    def write_slot_from_memory(x, kept, scales, norm, table, numbers, count, scratch):
         rows = scratch_rows(x, scratch)
         write_heads(x, rows, norm, table, numbers, count)
-        quantise(rows, kept, scales, scratch)
+        if is_transformed:
+            transform(rows.pointer, x.shape[HEAD] * x.shape[ELEMENT], x.shape[ELEMENT])
+        write(rows, kept, scales, scratch)
 
-    return write_slot_int8
-
-
-# The same for the dtypes of caches with scales.
-_SCALED = {"int8": _make_write_slot_int8}
+    return write_slot_from_memory
 
 
-# Placeholders for the device functions of one input dtype, cache dtype and pairing:
+# Placeholders for the device functions of one input dtype, kind of cache and pairing:
 # `compile.compile_part` compiles a copy of `_append_part` whose globals of these names are the
 # functions that `append_part` passes.
 write_heads: Any = None
-write_slot: Any = None
+write_key: Any = None
+write_value: Any = None
 
 
 def _append_part(arguments, part, parts):
@@ -190,19 +202,19 @@ def _append_part(arguments, part, parts):
             k = from_row(step.k, n, token, 0)
             key = from_row(step.key, page, place, 0)
             key_scale = from_row(step.key_scale, page, place, 0)
-            write_slot(k, key, key_scale, k_norm, rows, numbers, step.count, memory)
+            write_key(k, key, key_scale, k_norm, rows, numbers, step.count, memory)
             v = from_row(step.v, n, token, 0)
             value = from_row(step.value, page, place, 0)
             value_scale = from_row(step.value_scale, page, place, 0)
-            write_slot(v, value, value_scale, v_norm, rows, numbers, np.intp(0), memory)
+            write_value(v, value, value_scale, v_norm, rows, numbers, np.intp(0), memory)
 
 
 @partial(compile.device_function, inline=True)
 def _scratch_size(inputs):
-    """Return the number of float32 that a part needs for norms or for int8.
+    """Return the number of float32 that a part needs for norms or for other vectors than given.
 
-    They are a number for each head, first its factor of the norm and then that of int8, and for
-    int8 room for the head vectors of a token.
+    They are a number for each head, first its factor of the norm and then that of int8, and room
+    for the head vectors of a token, of which `transform` fills up the last 64 elements.
     """
     q, k, v = inputs
     heads = larger(q.shape[HEAD], larger(k.shape[HEAD], v.shape[HEAD]))
@@ -222,7 +234,8 @@ def _fits_cache(x, cache, q, in_order):
     """
     if x.shape[BATCH] != q.shape[BATCH] or x.shape[TOKEN] != q.shape[TOKEN]:
         return False
-    if x.shape[HEAD] != cache.shape[HEAD] or x.shape[ELEMENT] != cache.shape[ELEMENT]:
+    width = cache.shape[ELEMENT] * elements(cache.pointer)
+    if x.shape[HEAD] != cache.shape[HEAD] or x.shape[ELEMENT] != width:
         return False
     if x.strides[ELEMENT] != x.itemsize or cache.strides[ELEMENT] != cache.itemsize:
         return False
@@ -261,6 +274,10 @@ def _all_fit(inputs, outputs, slots, table, head_dim):
     return True
 
 
+# Placeholder, as above: whether head vectors go to scratch memory.
+uses_memory: bool = False
+
+
 def _append(
     numbers,
     q,
@@ -284,7 +301,7 @@ def _append(
         return False
     parts = threads if q.size + k.size + v.size >= PARALLEL_FROM else np.intp(1)
     room = np.intp(0)
-    if norms.size + key_scale.size > 0:
+    if uses_memory or norms.size > 0:
         room = _scratch_size(inputs)
     scratch = np.empty(parts * room, np.float32)
     indices = (pointer(numbers), numbers.size, pointer(slots), slots.strides, slots.size)
@@ -293,61 +310,78 @@ def _append(
     return scratch.size >= 0  # Numba frees an array after its last use
 
 
-def cache_type(dtype: str, readonly: bool = False) -> Any:
-    """Return Numba's type of keys and values in a cache of a dtype, a key of `CACHE_FORMATS`."""
-    element = from_dtype(CACHE_FORMATS[dtype].kernel_dtype)
-    return types.Array(element, 4, "A", readonly=readonly, aligned=False)
+def cache_types(kind: CacheKind, readonly: bool = False) -> list[types.Array]:
+    """Return Numba's types of the arrays of a cache: keys, values, and the scales of each."""
+    rows = [VALUE_FORMATS[kind.key], VALUE_FORMATS[kind.value]]
+    stored = [from_dtype(row.kernel_dtype) for row in rows]
+    scales = [types.int16 if row.scale_dtype == np.float16 else types.float32 for row in rows]
+    return [
+        types.Array(element, 4, "A", readonly=readonly, aligned=False)
+        for element in (*stored, *scales)
+    ]
 
 
-def _array_types(dtype: str, cache_dtype: str) -> tuple[types.Array, ...]:
+def _array_types(dtype: str, kind: CacheKind) -> tuple[types.Array, ...]:
     """Return the types of the arrays that the kernel takes, in the order of its arguments."""
     x = types.Array(ELEMENTS[dtype][0], 4, "A", readonly=True, aligned=False)
     out = types.Array(ELEMENTS[dtype][0], 4, "A", aligned=False)
-    kept = cache_type(cache_dtype)
-    scale = types.Array(types.float32, 4, "A", aligned=False)
     slots = types.Array(types.int64, 2, "A", readonly=True, aligned=False)
     cos_sin = types.Array(types.float32, 5, "A", readonly=True)
     norms = types.Array(types.float32, 2, "C", readonly=True)
-    return NUMBERS, x, x, x, out, kept, kept, scale, scale, slots, cos_sin, norms
+    return NUMBERS, x, x, x, out, *cache_types(kind), slots, cos_sin, norms
 
 
-def _step_type(dtype: str, cache_dtype: str) -> types.NamedTuple:
+def _step_type(dtype: str, kind: CacheKind) -> types.NamedTuple:
     """Return Numba's type of a step."""
     x = view_type(View, ELEMENTS[dtype][0])
-    kept = view_type(View, cache_type(cache_dtype).dtype)
-    scale = view_type(View, types.float32)
+    cached = [view_type(View, array.dtype) for array in cache_types(kind)]
     table = view_type(Table, types.float32, types.float32)
     indices = types.CPointer(types.int64)
     floats = types.CPointer(types.float32)
     slots = (indices, types.UniTuple(types.intp, 2), types.intp)
     memory = (floats, types.intp, floats, types.intp)
-    fields = (x, x, x, x, kept, kept, scale, scale, table, indices, types.intp, *slots, *memory)
+    fields = (x, x, x, x, *cached, table, indices, types.intp, *slots, *memory)
     return types.NamedTuple(fields, Step)
 
 
-@cache
-def append_part(dtype: str, cache_dtype: str, pairing: str) -> Any:
-    """Return the compiled part of the append kernel for a key of `PAIRINGS`.
+def _uses_memory(stored: str, is_transformed: bool = False) -> bool:
+    """Return True if head vectors go to scratch memory before they are written."""
+    return is_transformed or VALUE_FORMATS[stored].scale_dtype is not None
 
-    dtype: of q, k, v and q_out, not float64. cache_dtype: a key of `CACHE_FORMATS`.
+
+def _has_memory(kind: CacheKind) -> bool:
+    """Return True if keys or values do."""
+    return _uses_memory(kind.key, kind.hadamard) or _uses_memory(kind.value)
+
+
+@cache
+def append_part(dtype: str, kind: CacheKind, pairing: str) -> Any:
+    """Return the compiled part of the append kernel for a kind of cache and a key of `PAIRINGS`.
+
+    dtype: of q, k, v and q_out, not float64.
     """
     write_heads = _make_write_heads(PAIRINGS[pairing])
-    has_scales = CACHE_FORMATS[cache_dtype].has_scales
-    make_write_slot = _SCALED[cache_dtype] if has_scales else _make_write_slot
+
+    def writer(stored: str, is_transformed: bool) -> Any:
+        if _uses_memory(stored, is_transformed):
+            return _make_write_slot_from_memory(pairing, write_heads, stored, is_transformed)
+        return _make_write_slot(pairing, write_heads)
+
     return compile.compile_part(
         _append_part,
-        f"append_part_{dtype}_{cache_dtype}_{pairing}",
-        _step_type(dtype, cache_dtype),
+        f"append_part_{dtype}_{kind}_{pairing}",
+        _step_type(dtype, kind),
         # int8 takes 1.03 of the time at level 1.
-        level=3 if has_scales else 1,
+        level=3 if _has_memory(kind) else 1,
         write_heads=write_heads,
-        write_slot=make_write_slot(PAIRINGS[pairing], write_heads),
+        write_key=writer(kind.key, kind.hadamard),
+        write_value=writer(kind.value, False),
     )
 
 
 @cache
-def append_kernel(dtype: str, cache_dtype: str) -> Any:
-    """Return the compiled kernel from inputs of one dtype to caches of one dtype.
+def append_kernel(dtype: str, kind: CacheKind) -> Any:
+    """Return the compiled kernel from inputs of one dtype to caches of one kind.
 
     It returns True, or False with nothing written if the arrays do not pass its checks. Its
     arguments, of which a call for one token takes 3.6 µs, 4.1 by keyword, and 4.9 as a tuple:
@@ -355,8 +389,10 @@ def append_kernel(dtype: str, cache_dtype: str) -> Any:
     - numbers: those of the rotation, as for `rotation_kernel`;
     - q, k, v, q_out: (batch, tokens, heads, width); k is of the width of q; k and v may have no
       heads; q_out may be q itself;
-    - key, value: (pages, page_size, heads, width); key may be k if there are no slots, and value v;
-    - key_scale, value_scale: float32 (pages, page_size, heads, 1); empty for caches without scales;
+    - key, value: (pages, page_size, heads, width), or width / 2 bytes for values of 4 bits; key may
+      be k if there are no slots, and value v;
+    - key_scale, value_scale: float32 (pages, page_size, heads, 1), empty without scales; for 4 bits
+      (pages, page_size, heads, groups), the bits of float16 as int16;
     - slots: int64 (batch, tokens), page · page_size + place, checked; negative: not kept. Empty:
       token t of row n goes to page n, place t;
     - cos_sin: float32 (2, batch or 1, tokens, frequency heads, pairs);
@@ -364,5 +400,6 @@ def append_kernel(dtype: str, cache_dtype: str) -> Any:
       and then eps, which is 0 where there is no norm; (0, 0) if there is none at all;
     - threads: maximum number of threads.
     """
-    signature = (*_array_types(dtype, cache_dtype), types.intp)
-    return compile.compile_kernel(_append, f"append_{dtype}_{cache_dtype}", signature)
+    signature = (*_array_types(dtype, kind), types.intp)
+    name = f"append_{dtype}_{kind}"
+    return compile.compile_kernel(_append, name, signature, uses_memory=_has_memory(kind))

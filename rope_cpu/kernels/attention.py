@@ -4,6 +4,10 @@ The keys of a sequence are split into ranges. A query attends to one range at a 
 state: the sums of values times weights, the largest score, and the sum of the weights relative to
 it. States are merged in the order of the keys, so the bits of a result depend on its own sequence
 alone. Some tokens go over the keys together; a key is read only if one of them attends to it.
+
+Arithmetic takes about as long as memory, so memory is asked for all the time: for the values of a
+range while its keys are multiplied, and for the keys of the next range, be it that of another head
+or sequence, while the values are added.
 """
 
 from __future__ import annotations
@@ -15,8 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import types
 
+from rope_cpu.array_types import GROUP, CacheKind
 from rope_cpu.kernels import compile
-from rope_cpu.kernels.append import cache_type
+from rope_cpu.kernels.append import cache_types
+from rope_cpu.kernels.head_vectors import transform
 from rope_cpu.kernels.rotate import ELEMENT, HEAD, TOKEN, View, row_offset, view, view_type
 from rope_cpu.kernels.vectors import (
     ALIGNMENT,
@@ -24,10 +30,13 @@ from rope_cpu.kernels.vectors import (
     advance,
     at,
     cast,
+    elements,
     four,
     has_feature,
     joined,
     larger,
+    larger_number,
+    largest_number,
     load,
     muladd,
     pointer,
@@ -35,22 +44,24 @@ from rope_cpu.kernels.vectors import (
     sixteen_sums,
     smaller,
     splat,
+    splat_weights,
     store,
     store_quarters,
 )
 
 RANGE = 256  # keys: they and their values stay in the second cache of a core
 ROWS = 4  # queries that attend at a time
-AHEAD = 12  # keys: so far ahead of its use a key is prefetched
 
 # Elements that are multiplied or added at a time. The operands and sums of four rows fit in the
 # registers: with AVX-512 there are 32 of 16 float32, else 16 of 8.
 _PRODUCT_LANES = 16 if has_feature("avx512f") else 8
 _SUM_LANES = 64 if has_feature("avx512f") else 16
 
-# float32 from the scores of a query to those of the next. Four keys are multiplied at a time: the
-# last one repeatedly if there are fewer.
-_SCORES = RANGE + 3
+# float32 from the scores of a query to those of the next, and int64 from the offsets of keys to
+# those of values. Four keys are multiplied at a time: the last one repeatedly if there are fewer.
+_ROOM = RANGE + 3
+
+_LINE = 64  # bytes of a cache line
 
 # The device functions take pointers, not arrays: slices of arrays would count references, compile
 # for twice as long, and keep LLVM from vectorising loops that start at another index than 0, as
@@ -97,6 +108,7 @@ class Step(NamedTuple):
     out: Any  # float32 (tokens, heads, value width), the results
     tokens: Any
     heads: Any
+    value_dim: Any
     columns: Any  # of the pages
     count: Any  # of the items
     room: Any  # of a thread in the scratch memory
@@ -108,10 +120,14 @@ class Step(NamedTuple):
 class _Vectors(NamedTuple):
     """The cached keys or values of one head in a range."""
 
-    cached: Any  # view (pages, page_size, heads, width)
-    scale: Any  # view (pages, page_size, heads, 1), empty without scales
-    offsets: Any  # int64 (RANGE,), in bytes
-    scales: Any  # float32 (RANGE,), 1 without scales
+    cached: Any  # view (pages, page_size, heads, width), of bytes for 4 bits
+    width: Any  # in elements
+    scale: Any  # view (pages, page_size, heads, groups of a head vector), empty without scales
+    offsets: Any  # int64 (_ROOM,), in bytes
+    scales: Any  # float32 (RANGE,), 1 without scales and for 4 bits
+    group_scales: Any  # float32 (groups, RANGE), for 4 bits
+    group_weights: Any  # float32 (2, ROWS, _ROOM), for 4 bits
+    stop: Any  # after the last one of the range
 
 
 class _Scratch(NamedTuple):
@@ -122,11 +138,11 @@ class _Scratch(NamedTuple):
     """
 
     q: Any  # float32 (queries, head_dim), times the scale
-    keys: Any
-    values: Any
-    scores: Any  # float32 (queries, _SCORES)
-    seen: Any  # int64 (queries, 2), where the keys of each query start and stop
+    scores: Any  # float32 (queries, _ROOM)
     added: Any  # float32 (queries, value width + 2), the states of a range
+    scales: Any  # float32 (2, RANGE), of keys and values; then the two of groups of `_Vectors`
+    offsets: Any  # int64 (2, 2, _ROOM), of keys and values, of a range and of the next
+    seen: Any  # int64 (queries, 2), where the keys of each query start and stop
 
 
 _LOWEST = np.finfo(np.float32).min
@@ -169,38 +185,61 @@ def _tanh(x):
 
 @compile.device_function
 def _locate(vectors, pages, head, start, stop):
-    """Write the offsets and scales of the keys start … stop − 1 of a sequence, or of values."""
+    """Write the offsets of the keys start … stop − 1 of a sequence, or of values.
+
+    That of the last one is written three times more. The scales are prefetched.
+    """
     cached = vectors.cached
+    scale = vectors.scale
     page_size = cached.shape[TOKEN]
+    tokens_of_line = larger(_LINE // larger(abs(scale.strides[TOKEN]), 1), 1)
     index = start
     while index < stop:
         page = pages[index // page_size]
         place = index % page_size
         count = smaller(page_size - place, stop - index)
         offset = row_offset(cached, page, place, head)
-        scale = advance(vectors.scale.pointer, row_offset(vectors.scale, page, place, head))
+        offsets = at(vectors.offsets, index % RANGE)
         for n in range(count):
-            vectors.offsets[index % RANGE + n] = offset + n * cached.strides[TOKEN]
-            if vectors.scale.shape[TOKEN] > 0:
-                vectors.scales[index % RANGE + n] = advance(
-                    scale, n * vectors.scale.strides[TOKEN]
-                )[0]
+            offsets[n] = offset + n * cached.strides[TOKEN]
+        if scale.shape[TOKEN] > 0:
+            first = advance(scale.pointer, row_offset(scale, page, place, head))
+            for n in range(0, count, tokens_of_line):
+                prefetch(advance(first, n * scale.strides[TOKEN]))
+        index += count
+    last = at(vectors.offsets, (stop - 1) % RANGE)
+    for n in range(1, 4):
+        last[n] = last[0]
+
+
+@compile.device_function
+def _load_scales(vectors, pages, head, start, stop):
+    """Load the scales, if any, of the keys start … stop − 1 of a sequence, or of its values."""
+    scale = vectors.scale
+    page_size = scale.shape[TOKEN]
+    groups = scale.shape[ELEMENT]
+    index = start
+    while page_size > 0 and index < stop:
+        place = index % page_size
+        count = smaller(page_size - place, stop - index)
+        first = advance(scale.pointer, row_offset(scale, pages[index // page_size], place, head))
+        for n in range(count):
+            scales = advance(first, n * scale.strides[TOKEN])
+            if elements(vectors.cached.pointer) == 1:
+                store(vectors.scales, index % RANGE + n, load(scales, 0, 1), False)
+            else:
+                out = at(vectors.group_scales, index % RANGE + n)
+                for group in range(0, groups & -4, 4):
+                    store_quarters(four(at(out, group * RANGE), RANGE), load(scales, group, 4))
+                for group in range(groups & -4, groups):
+                    store(out, group * RANGE, load(scales, group, 1), False)
         index += count
 
 
 @compile.device_function
-def _vector(vectors, j, stop):
-    """Return the pointer to key or value j of a range, or the last one, stop − 1, if it is less."""
-    return advance(vectors.cached.pointer, vectors.offsets[smaller(j, stop - 1)])
-
-
-@compile.device_function
-def _prefetch(vectors, j, stop):
-    """Load the cache lines of a key or value, of 64 bytes each, ahead of its use."""
-    start = _vector(vectors, j, stop)
-    size = vectors.cached.shape[ELEMENT] * vectors.cached.itemsize
-    for line in range(-(address(start) % 64), size, 64):
-        prefetch(advance(start, line))
+def _vector(vectors, j):
+    """Return the pointer to key or value j of a range."""
+    return advance(vectors.cached.pointer, vectors.offsets[j])
 
 
 def _make_products(lanes):
@@ -235,36 +274,42 @@ _products_of_1 = _make_products(1)
 
 
 @partial(compile.device_function, inline=True)
-def _multiply(scratch, rows, start, stop):
+def _multiply(scratch, keys, values, rows, start, stop):
     """Write the products of queries with the keys start … stop − 1 of a range to their scores.
 
     Meanwhile the values are prefetched.
     """
-    keys = scratch.keys
-    width = keys.cached.shape[ELEMENT]
+    width = keys.width
+    wide = width & -_PRODUCT_LANES
+    size = values.cached.shape[ELEMENT] * values.cached.itemsize
     for j in range(start, stop, 4):
         for n in range(j, j + 4):
-            _prefetch(keys, n + AHEAD, stop)
-            _prefetch(scratch.values, n, stop)
-        k0 = _vector(keys, j, stop)
-        k1 = _vector(keys, j + 1, stop)
-        k2 = _vector(keys, j + 2, stop)
-        k3 = _vector(keys, j + 3, stop)
+            for line in range(0, size, _LINE):
+                prefetch(advance(_vector(values, n), line))
+        k0 = _vector(keys, j)
+        k1 = _vector(keys, j + 1)
+        k2 = _vector(keys, j + 2)
+        k3 = _vector(keys, j + 3)
         for row in range(0, rows, ROWS):
             queries = four(at(scratch.q, row * width), width)
-            out = four(at(scratch.scores, row * _SCORES + j), _SCORES)
-            x = _products_of_many(queries, (k0, k1, k2, k3), 0, width & -_PRODUCT_LANES)
-            y = _products_of_1(queries, (k0, k1, k2, k3), width & -_PRODUCT_LANES, width)
-            store_quarters(out, x + y)
+            out = four(at(scratch.scores, row * _ROOM + j), _ROOM)
+            x = _products_of_many(queries, (k0, k1, k2, k3), 0, wide)
+            if wide < width:
+                x = x + _products_of_1(queries, (k0, k1, k2, k3), wide, width)
+            store_quarters(out, x)
 
 
-@partial(compile.device_function, fastmath={"nnan", "nsz"})
+@compile.device_function
 def _largest(scores, start, stop):
     """Return the largest score; any number if one is NaN, whose weight is NaN all the same."""
-    largest = _LOWEST
-    for j in range(start, stop):
-        largest = max(largest, scores[j])
-    return largest
+    largest = splat(_LOWEST, 64)
+    middle = stop - (stop - start) % 64
+    for j in range(start, middle, 64):
+        largest = larger_number(load(scores, j, 64), largest)
+    result = largest_number(largest)
+    for j in range(middle, stop):
+        result = scores[j] if scores[j] > result else result
+    return result
 
 
 @partial(compile.device_function, fastmath={"contract", "reassoc"})
@@ -299,32 +344,62 @@ def _common(seen, row):
     return smaller(seen[2 * (row | (ROWS - 1))], stop), stop
 
 
+@compile.device_function
+def _weigh_groups(weights, values, element, lanes, start, stop):
+    """Return the weights of four queries times the scales of the groups of some elements."""
+    for group in range((lanes + GROUP - 1) // GROUP):
+        scales = at(values.group_scales, (element // GROUP + group) * RANGE)
+        for row in range(ROWS):
+            own = at(weights, row * _ROOM)
+            out = at(values.group_weights, (group * ROWS + row) * _ROOM)
+            for j in range(start, stop):
+                out[j] = own[j] * scales[j]
+    return values.group_weights
+
+
 def _make_add_common(lanes):
     """Return the device function that adds weighted values to elements i … end − 1 of sums.
 
     For each group of queries, they are the values that all of them attend to. Weights have the
-    place of the scores.
+    place of the scores. Meanwhile the keys of the next range are prefetched, a part of each key
+    with each part of the elements.
     """
+    step = ROWS * _ROOM  # from the weights of a group of elements to those of the next
 
     # A plain loop over elements would be slower: LLVM would keep the sums in memory.
     @partial(compile.device_function, variant=f"{lanes}")
-    def add_common(weights, values, seen, rows, i, end, sums):
-        size = values.cached.shape[ELEMENT] + 2
+    def add_common(weights, values, seen, rows, i, end, sums, next_keys):
+        width = values.width
+        size = width + 2
+        key_size = next_keys.cached.shape[ELEMENT] * next_keys.cached.itemsize
         for element in range(i, end, lanes):
+            first_byte = key_size * element // width & -_LINE
+            stop_byte = key_size * (element + lanes) // width & -_LINE
+            if element + lanes == width:
+                stop_byte = key_size
             for row in range(0, rows, ROWS):
                 start, stop = _common(seen, row)
-                w0, w1, w2, w3 = four(at(weights, row * _SCORES), _SCORES)
+                asked = next_keys.stop if row == 0 else 0
+                own = at(weights, row * _ROOM)
+                if elements(values.cached.pointer) > 1:
+                    own = _weigh_groups(own, values, element, lanes, start, stop)
+                w0, w1, w2, w3 = four(own, _ROOM)
                 out = four(at(sums, row * size + element), size)
                 s0 = load(out[0], 0, lanes)
                 s1 = load(out[1], 0, lanes)
                 s2 = load(out[2], 0, lanes)
                 s3 = load(out[3], 0, lanes)
                 for j in range(start, stop):
-                    x = load(_vector(values, j, stop), element, lanes)
-                    s0 = muladd(splat(w0[j], lanes), x, s0)
-                    s1 = muladd(splat(w1[j], lanes), x, s1)
-                    s2 = muladd(splat(w2[j], lanes), x, s2)
-                    s3 = muladd(splat(w3[j], lanes), x, s3)
+                    if j < asked:
+                        key = _vector(next_keys, j)
+                        for line in range(first_byte, stop_byte, _LINE):
+                            prefetch(advance(key, line))
+                    value = _vector(values, j)
+                    x = load(value, element, lanes)
+                    s0 = muladd(splat_weights(at(w0, j), step, lanes, value), x, s0)
+                    s1 = muladd(splat_weights(at(w1, j), step, lanes, value), x, s1)
+                    s2 = muladd(splat_weights(at(w2, j), step, lanes, value), x, s2)
+                    s3 = muladd(splat_weights(at(w3, j), step, lanes, value), x, s3)
                 store_quarters(out, joined((s0, s1, s2, s3)))
 
     return add_common
@@ -339,33 +414,37 @@ _add_common_1 = _make_add_common(1)
 def _add_to_one(weights, values, start, stop, sums):
     """Add the weighted values start … stop − 1 of a range to the sums of one query."""
     for j in range(start, stop):
-        x = _vector(values, j, stop)
-        for i in range(values.cached.shape[ELEMENT]):
+        value = _vector(values, j)
+        for i in range(values.width):
+            weight = weights[j]
+            if elements(value) > 1:
+                weight *= values.group_scales[i // GROUP * RANGE + j]
             total = load(sums, i, 1)
-            store(sums, i, muladd(splat(weights[j], 1), load(x, i, 1), total), False)
+            store(sums, i, muladd(splat(weight, 1), load(value, i, 1), total), False)
 
 
 @partial(compile.device_function, inline=True)
-def _add_values(weights, values, seen, rows, sums):
+def _add_values(weights, values, seen, rows, sums, next_keys):
     """Write the sums of weighted values of each query, added in their order.
 
     seen: for each query where its values start and stop. A value outside is not multiplied by a
     weight of 0: it may be NaN.
     """
-    width = values.cached.shape[ELEMENT]
+    width = values.width
+    wide = width & -_SUM_LANES
     size = width + 2
     for row in range(rows):
         for i in range(width):
             sums[row * size + i] = 0
         stop = _common(seen, row)[0]
-        own = at(weights, row * _SCORES)
+        own = at(weights, row * _ROOM)
         _add_to_one(own, values, seen[2 * row], stop, at(sums, row * size))
-    _add_common_many(weights, values, seen, rows, 0, width & -_SUM_LANES, sums)
-    _add_common_16(weights, values, seen, rows, width & -_SUM_LANES, width & -16, sums)
-    _add_common_1(weights, values, seen, rows, width & -16, width, sums)
+    _add_common_many(weights, values, seen, rows, 0, wide, sums, next_keys)
+    _add_common_16(weights, values, seen, rows, wide, width & -16, sums, next_keys)
+    _add_common_1(weights, values, seen, rows, width & -16, width, sums, next_keys)
     for row in range(rows):
         start = larger(seen[2 * row], _common(seen, row)[1])
-        own = at(weights, row * _SCORES)
+        own = at(weights, row * _ROOM)
         _add_to_one(own, values, start, seen[2 * row + 1], at(sums, row * size))
 
 
@@ -389,7 +468,7 @@ def _merge(state, other, width):
 
 
 @partial(compile.device_function, inline=True)
-def _attend_range(step, item, head, base, shared, scratch):
+def _attend_range(step, item, head, base, shared, scratch, current, next_keys):
     """Attend to the range of keys from `base` on; leave the states in the scratch memory.
 
     shared: number of query heads of a key head. Keys are counted from the first of the sequence,
@@ -401,38 +480,41 @@ def _attend_range(step, item, head, base, shared, scratch):
 
     A token that attends to no key of the range has `end` = `first`, which may be after `stop`.
     """
-    keys = scratch.keys
-    values = scratch.values
+    keys, values = current
     seen = scratch.seen
-    start = larger(base, item.position - item.window + 1)
-    stop = smaller(base + RANGE, item.stop)
+    start, stop = _bounds(item, base)
     pages = at(step.pages, item.sequence * step.columns)
-    _locate(keys, pages, head, start, stop)
-    _locate(values, pages, head, start, stop)
+    _load_scales(keys, pages, head, start, stop)
+    _load_scales(values, pages, head, start, stop)
     rows = item.tokens * shared
     filled = (rows + ROWS - 1) & -ROWS
-    _multiply(scratch, filled, start - base, stop - base)
+    _multiply(scratch, keys, values, filled, start - base, stop - base)
     for row in range(filled):
         position = item.position + smaller(row, rows - 1) // shared
         first = larger(start, position - item.window + 1) - base
         seen[2 * row] = first
         seen[2 * row + 1] = larger(first, smaller(stop, position + 1) - base)
-    width = values.cached.shape[ELEMENT]
+    width = values.width
     for row in range(rows):
-        scores = at(scratch.scores, row * _SCORES)
+        scores = at(scratch.scores, row * _ROOM)
         largest, total = _weigh(
             scores, keys.scales, values.scales, seen[2 * row], seen[2 * row + 1], step.softcap
         )
         state = at(scratch.added, row * (width + 2))
         state[width] = largest
         state[width + 1] = total
-    _add_values(scratch.scores, values, seen, filled, scratch.added)
+    _add_values(scratch.scores, values, seen, filled, scratch.added, next_keys)
 
 
-def scratch_size(rows: int, head_dim: int, value_dim: int) -> int:
-    """Return how many int64 the scratch memory of a thread takes; rows: that of `Step`."""
-    integers = 2 * RANGE + 2 * rows + ALIGNMENT // 8
-    floats = 2 * RANGE + rows * (head_dim + _SCORES + value_dim + 2)
+def scratch_size(rows: int, head_dim: int, value_dim: int, groups: int) -> int:
+    """Return how many int64 the scratch memory of a thread takes.
+
+    rows: that of `Step`. groups: of the elements of a value of 4 bits, else 0.
+    """
+    integers = 4 * _ROOM + 2 * rows + ALIGNMENT // 8
+    floats = (2 + groups) * RANGE + rows * (head_dim + _ROOM + value_dim + 2)
+    if groups:
+        floats += 2 * ROWS * _ROOM  # weights of groups
     return integers + -(-floats // 2)
 
 
@@ -443,23 +525,59 @@ def _scratch_of(step, part):
     Queries that do not start on a cache line made the products up to 4 % slower.
     """
     head_dim = step.key.shape[ELEMENT]
-    value_dim = step.value.shape[ELEMENT]
     start = at(step.scratch, part * step.room)
     q = cast(np.float32, advance(start, -address(start) % ALIGNMENT))
     scores = at(q, step.rows * head_dim)
-    added = at(scores, step.rows * _SCORES)
-    key_scales = at(added, step.rows * (value_dim + 2))
-    value_scales = at(key_scales, RANGE)
-    key_offsets = cast(np.int64, at(value_scales, RANGE))
-    value_offsets = at(key_offsets, RANGE)
-    seen = at(value_offsets, RANGE)
+    added = at(scores, step.rows * _ROOM)
+    scales = at(added, step.rows * (step.value_dim + 2))
+    floats = 2 * RANGE
+    if elements(step.value.pointer) > 1:
+        floats += step.value_scale.shape[ELEMENT] * RANGE + 2 * ROWS * _ROOM
+    offsets = cast(np.int64, at(scales, floats))
+    seen = at(offsets, 4 * _ROOM)
     for i in range(2 * RANGE):
-        key_scales[i] = 1
+        scales[i] = 1
     for i in range(step.rows * head_dim):
         q[i] = 0
-    keys = _Vectors(step.key, step.key_scale, key_offsets, key_scales)
-    values = _Vectors(step.value, step.value_scale, value_offsets, value_scales)
-    return _Scratch(q, keys, values, scores, seen, added)
+    return _Scratch(q, scores, added, scales, offsets, seen)
+
+
+@compile.device_function
+def _bounds(item, base):
+    """Return where the keys of a range start and stop that an item attends to."""
+    start = larger(base, item.position - item.window + 1)
+    return start, smaller(base + RANGE, item.stop)
+
+
+@compile.device_function
+def _located(step, item, head, base, scratch, half):
+    """Return the keys and values of a range, after their offsets were written.
+
+    half: 0 or 1, of the memory for offsets: the range before has the other one.
+    """
+    start, stop = _bounds(item, base)
+    pages = at(step.pages, item.sequence * step.columns)
+    offsets = at(scratch.offsets, half * 2 * _ROOM)
+    scales = scratch.scales
+    group_scales = at(scales, 2 * RANGE)
+    group_weights = at(group_scales, step.value_scale.shape[ELEMENT] * RANGE)
+    groups = (group_scales, group_weights)
+    end = stop - base
+    keys = _Vectors(
+        step.key, step.key.shape[ELEMENT], step.key_scale, offsets, scales, *groups, end
+    )
+    values = _Vectors(
+        step.value,
+        step.value_dim,
+        step.value_scale,
+        at(offsets, _ROOM),
+        at(scales, RANGE),
+        *groups,
+        end,
+    )
+    _locate(keys, pages, head, start, stop)
+    _locate(values, pages, head, start, stop)
+    return keys, values
 
 
 @partial(compile.device_function, inline=True)
@@ -471,28 +589,46 @@ def _item(items, index):
     )
 
 
+@compile.device_function
+def _turn(step, part, parts, heads, turn):
+    """Return the item and the key head of a turn of a part, which takes `heads` of an item."""
+    kv_heads = step.key.shape[HEAD]
+    index = (part + turn // heads * parts) * heads + turn % heads
+    return _item(step.items, index // kv_heads), index % kv_heads
+
+
 def _attend_part(arguments, part, parts):
     """Write the states of one of several parts of the items and key heads."""
     step = arguments[0]
     kv_heads = step.key.shape[HEAD]
     head_dim = step.key.shape[ELEMENT]
-    width = step.value.shape[ELEMENT]
+    width = step.value_dim
     shared = step.heads // kv_heads
     scratch = _scratch_of(step, part)
     # Where heads are neighbours in memory, the processor loads some of the next one ahead. So a
     # thread takes all heads of an item, unless there are too few items to keep all threads busy.
     heads = kv_heads if step.count >= 8 * parts else 1
-    groups = (step.count * kv_heads // heads - part + parts - 1) // parts
-    for turn in range(groups * heads):
-        index = (part + turn // heads * parts) * heads + turn % heads
-        item = _item(step.items, index // kv_heads)
-        head = index % kv_heads
+    turns = (step.count * kv_heads // heads - part + parts - 1) // parts * heads
+    if turns <= 0:
+        return
+    half = 0
+    item, head = _turn(step, part, parts, heads, 0)
+    current = _located(step, item, head, item.start, scratch, half)
+    for turn in range(turns):
+        item, head = _turn(step, part, parts, heads, turn)
+        # The last turn is followed by none: its own first keys are prefetched once more.
+        next_item, next_head = _turn(step, part, parts, heads, smaller(turn + 1, turns - 1))
         for row in range(item.tokens * shared):
             query = (item.token + row // shared) * step.heads + head * shared + row % shared
             x = at(step.q, query * head_dim)
             _write_scaled(x, step.scale, at(scratch.q, row * head_dim), head_dim)
         for base in range(item.start, item.stop, RANGE):
-            _attend_range(step, item, head, base, shared, scratch)
+            half = 1 - half
+            if base + RANGE < item.stop:
+                following = _located(step, item, head, base + RANGE, scratch, half)
+            else:
+                following = _located(step, next_item, next_head, next_item.start, scratch, half)
+            _attend_range(step, item, head, base, shared, scratch, current, following[0])
             for row in range(item.tokens * shared):
                 first = item.state + row // shared * item.step
                 state_index = first * step.heads + head * shared + row % shared
@@ -502,12 +638,13 @@ def _attend_part(arguments, part, parts):
                     _write_scaled(added, np.float32(1), state, width + 2)
                 else:
                     _merge(state, added, width)
+            current = following
 
 
 def _finish_part(arguments, part, parts):
     """Write the results of some tokens."""
     step = arguments[0]
-    width = step.value.shape[ELEMENT]
+    width = step.value_dim
     size = step.heads * (width + 2)  # of the states of a token
     for turn in range((step.tokens - part + parts - 1) // parts):
         token = part + turn * parts
@@ -539,16 +676,30 @@ def _attend(attend, finish, arguments, parts):
         )
 
 
-def _step_types(dtype: str) -> Step:
+def _transform(q, width):
+    """Multiply float32 queries by the Hadamard matrix of cached keys; see `transform`."""
+    transform(pointer(q), q.size, width)
+
+
+@cache
+def transform_kernel() -> Any:
+    """Return the compiled kernel that transforms queries in place.
+
+    Its arguments are a contiguous array, whose size is a multiple of 64, and the width of a query.
+    """
+    signature = (types.float32[::1], types.intp)
+    return compile.compile_kernel(_transform, "transform_queries", signature)
+
+
+def _step_types(kind: CacheKind) -> Step:
     """Return Numba's types of a step."""
-    cached = cache_type(dtype, readonly=True)
-    scale = types.Array(types.float32, 4, "A", readonly=True, aligned=False)
+    key, value, key_scale, value_scale = cache_types(kind, readonly=True)
     return Step(
         q=types.Array(types.float32, 3, "C", readonly=True, aligned=False),
-        key=cached,
-        value=cached,
-        key_scale=scale,
-        value_scale=scale,
+        key=key,
+        value=value,
+        key_scale=key_scale,
+        value_scale=value_scale,
         pages=types.Array(types.int64, 2, "C", readonly=True),
         items=types.Array(types.int64, 1, "C", readonly=True, aligned=False),
         first_states=types.int64[::1],
@@ -558,6 +709,7 @@ def _step_types(dtype: str) -> Step:
         out=types.float32[:, :, ::1],
         tokens=types.intp,
         heads=types.intp,
+        value_dim=types.intp,
         columns=types.intp,
         count=types.intp,
         room=types.intp,
@@ -575,19 +727,20 @@ def _type_in_parts(kind: types.Type) -> types.Type:
 
 
 @cache
-def attention_part(dtype: str, name: str) -> Any:
-    """Return a compiled part of the kernel for caches of a dtype; name: a key of `PARTS`."""
-    step = types.NamedTuple(map(_type_in_parts, _step_types(dtype)), Step)
-    level = 3 if dtype == "int8" else 1  # int8 takes 1.02 of the time at level 1
-    return compile.compile_part(PARTS[name], f"attention_{name}_{dtype}", step, level)
+def attention_part(kind: CacheKind, name: str) -> Any:
+    """Return a compiled part of the kernel for a kind of cache; name: a key of `PARTS`."""
+    step = types.NamedTuple(map(_type_in_parts, _step_types(kind)), Step)
+    # int8 takes 1.02 of the time at level 1.
+    level = 3 if {"int8", "int4"} & {kind.key, kind.value} else 1
+    return compile.compile_part(PARTS[name], f"attention_{name}_{kind}", step, level)
 
 
 @cache
-def attention_kernel(dtype: str) -> Any:
-    """Return the compiled kernel for caches of a dtype, a key of `CACHE_FORMATS`.
+def attention_kernel(kind: CacheKind) -> Any:
+    """Return the compiled kernel for a kind of cache whose keys are as they are.
 
     It takes the addresses of the parts "attend" and "finish", a `Step` of checked arrays as a plain
     tuple, whose type Numba finds faster, and the number of threads.
     """
-    signature = (types.intp, types.intp, types.Tuple(_step_types(dtype)), types.intp)
-    return compile.compile_kernel(_attend, f"attention_{dtype}", signature)
+    signature = (types.intp, types.intp, types.Tuple(_step_types(kind)), types.intp)
+    return compile.compile_kernel(_attend, f"attention_{kind}", signature)

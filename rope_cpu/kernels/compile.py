@@ -83,17 +83,22 @@ def device_function(
 
 
 def compile_kernel(
-    function: Callable[..., Any], name: str, signature: tuple[Any, ...], level: int = 1
+    function: Callable[..., Any],
+    name: str,
+    signature: tuple[Any, ...],
+    level: int = 1,
+    **constants: Any,
 ) -> Any:
     """Compile a kernel under a name of its own, or load it from the cache.
 
-    level: of LLVM's optimisation, as for `compile_part`.
+    level, constants: as the level and the functions of `compile_part`.
 
     Raises RuntimeError if NUMBA_DISABLE_JIT is set, ValueError for a wrong variable about threads.
     """
     threads.read_variables()
     threads.load_tbb()
-    dispatcher = _compile_or_load(_named_copy(function, name), signature, _KERNEL_OPTIONS, level)
+    copy = _named_copy(function, name, **constants)
+    dispatcher = _compile_or_load(copy, signature, _KERNEL_OPTIONS, level)
     threads.check_layer()
     dispatcher.disable_compile()
     return dispatcher

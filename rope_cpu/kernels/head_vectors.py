@@ -1,4 +1,4 @@
-"""The norm, the copy and the rounding to int8 of the head vectors of one token.
+"""The norm, the Hadamard transform, the copy and the rounding of the head vectors of one token.
 
 Arithmetic is float32. The RMS norm is x / sqrt(mean(x²) + eps) · weight. The order of its
 operations is fixed, so that results have the same bits whatever the threads, the layout and the
@@ -7,7 +7,9 @@ pages, and in one pass or in steps of this order:
 - squares are rounded and added in 64 lanes, then in 8 lanes, then one by one, and each partial sum
   is added to the total in this order; lanes are joined by halves;
 - the factor of a head vector is 1 / sqrt(sum / width + eps), each operation rounded;
-- an element becomes x · factor, then that times its weight.
+- an element becomes x · factor, then that times its weight;
+- the transform multiplies elements by 1 / sqrt(block) and then adds and subtracts those 1, 2, 4 …
+  places apart.
 
 Elements are multiplied where they are loaded for the rotation or a copy.
 """
@@ -20,16 +22,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rope_cpu.array_types import GROUP
 from rope_cpu.kernels import compile
 from rope_cpu.kernels.rotate import ELEMENT, HEAD, View, make_load_normalised
 from rope_cpu.kernels.vectors import (
     advance,
+    at,
+    butterfly,
+    comes_first,
     lane_sum,
     larger_magnitude,
     largest_lane,
     load,
     splat,
     store,
+    store_int4,
     store_int8,
 )
 
@@ -43,6 +50,10 @@ _LARGEST_INT8 = np.float32(127)
 # A head vector of smaller magnitude is stored as zeros with scale 0: 127 / max|x| would be infinite
 # below 2^-121.
 _SMALLEST_QUANTISED = np.float32(2.0**-120)
+
+# Scales that float16 rounds to 0, and those that it has no number for.
+_ZERO_IN_FLOAT16 = np.float32(2.0**-25)
+_INFINITE_IN_FLOAT16 = np.float32(65520)
 
 
 # The device functions of a token take pointers, not arrays: counting references to arrays would
@@ -166,6 +177,69 @@ def scratch_rows(x, scratch):
     start = advance(scratch, x.shape[HEAD] * _FLOAT32_BYTES)
     strides = (0, 0, x.shape[ELEMENT] * _FLOAT32_BYTES, _FLOAT32_BYTES)
     return View(start, x.shape, strides, _FLOAT32_BYTES)
+
+
+@compile.device_function
+def transform(x, count, width):
+    """Multiply contiguous float32 head vectors by the Hadamard matrix, in place.
+
+    count: of elements in all. They are followed by room for a multiple of 64.
+    """
+    block = width & -width
+    factor = _ONE / np.sqrt(np.float32(block))
+    for i in range(0, count, 64):
+        v = load(x, i, 64) * splat(factor, 64)
+        if block > 1:
+            v = butterfly(v, 1)
+        if block > 2:
+            v = butterfly(v, 2)
+        if block > 4:
+            v = butterfly(v, 4)
+        if block > 8:
+            v = butterfly(v, 8)
+        if block > 16:
+            v = butterfly(v, 16)
+        if block > 32:
+            v = butterfly(v, 32)
+        store(x, i, v, False)
+    step = 64
+    while step < block:
+        for start in range(0, count, 2 * step):
+            for i in range(start, start + step, 64):
+                v = load(x, i, 64)
+                w = load(x, i + step, 64)
+                store(x, i, v + w, False)
+                store(x, i + step, v - w, False)
+        step *= 2
+
+
+@compile.device_function
+def write_elements(x, out, scales, scratch):
+    """Write float32 head vectors, rounded to the type of `out`."""
+    copy_elements(x, out, Norm(False, scratch, scratch, _ZERO), 0)
+
+
+@compile.device_function
+def quantise_groups(x, out, scales, scratch):
+    """Write float32 head vectors in 4 bits, each group of 32 with a scale in float16.
+
+    The scale is −1/8 of the element of largest magnitude, the first of several. It is NaN if that
+    is NaN, infinite, or too large for a scale, so that all of the group reads as NaN.
+    """
+    for head in range(x.shape[HEAD]):
+        source = advance(x.pointer, head * x.strides[HEAD])
+        target = advance(out.pointer, head * out.strides[HEAD])
+        scale = advance(scales.pointer, head * scales.strides[HEAD])
+        for i in range(0, x.shape[ELEMENT], GROUP):
+            group = load(source, i, GROUP)
+            size = largest_lane(larger_magnitude(group, splat(_ZERO, GROUP))) / np.float32(8)
+            step = -size if comes_first(group, size * np.float32(8)) else size
+            inverse = _ONE / step if size > _ZERO_IN_FLOAT16 else _ZERO
+            if not size < _INFINITE_IN_FLOAT16:
+                step = _NAN
+                inverse = _ZERO
+            store_int4(at(target, i // 2), group * splat(inverse, GROUP))
+            store(scale, i // GROUP, splat(step, 1), False)
 
 
 @compile.device_function

@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 import platform
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from llvmlite import binding, ir
@@ -21,13 +22,15 @@ from numba.core import cgutils
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
+from rope_cpu.array_types import GROUP
+
 _I8 = ir.IntType(8)
 _I16 = ir.IntType(16)
 _I32 = ir.IntType(32)
 
 # The LLVM type of a lane in a vector, and of an element in memory, for each Numba type.
 _LANES = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
-_ELEMENTS = _LANES | {types.int16: ir.HalfType(), types.uint16: _I16, types.int8: _I8}
+_ELEMENTS = _LANES | {types.int16: _I16, types.uint16: _I16, types.int8: _I8}
 
 ALIGNMENT = 64  # bytes: the alignment of nontemporal stores
 
@@ -73,13 +76,16 @@ def muladd(typing: Any, x: Any, y: Any, z: Any) -> Any:
     """Return x * y + z, rounded once if the processor has an instruction for it, else twice."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        name = f"llvm.fmuladd.v{x.lanes}f{x.real.bitwidth}"
-        vector = args[0].type
-        function_type = ir.FunctionType(vector, [vector, vector, vector])
-        function = cgutils.get_or_insert_function(builder.module, function_type, name)
-        return builder.call(function, args)
+        return _muladd(builder, *args)
 
     return x(x, x, x), emit
+
+
+def _muladd(builder: Any, x: Any, y: Any, z: Any) -> Any:
+    name = f"llvm.fmuladd.v{x.type.count}{x.type.element.intrinsic_name}"
+    function_type = ir.FunctionType(x.type, [x.type, x.type, x.type])
+    function = cgutils.get_or_insert_function(builder.module, function_type, name)
+    return builder.call(function, (x, y, z))
 
 
 @intrinsic(prefer_literal=True)
@@ -88,11 +94,16 @@ def splat(typing: Any, x: Any, lanes: Any) -> Any:
     count = lanes.literal_value
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        vector = ir.VectorType(ir.FloatType(), count)
-        first = builder.insert_element(ir.Constant(vector, ir.Undefined), args[0], _I32(0))
-        return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(_I32, count), None))
+        return _splat(builder, args[0], count)
 
     return Vector(types.float32, count)(types.float32, lanes), emit
+
+
+def _splat(builder: Any, x: Any, count: int) -> Any:
+    """Return the vector of a number in every lane."""
+    undefined = ir.Constant(ir.VectorType(x.type, count), ir.Undefined)
+    first = builder.insert_element(undefined, x, _I32(0))
+    return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(_I32, count), None))
 
 
 # Reductions of the lanes of one vector, of which there are 2^n. Halves are joined until one lane is
@@ -127,10 +138,34 @@ def lane_sum(typing: Any, v: Any) -> Any:
 
 @intrinsic
 def sixteen_sums(typing: Any, v: Any) -> Any:
-    """Return the vector of the sums of sixteen equal parts of the lanes."""
+    """Return the vector of the sums of sixteen equal parts of 1, 8 or 16 lanes.
+
+    Each is added as by `_joined_halves`, two at a time: the lanes that one has no more use for
+    serve the other.
+    """
+    count = v.lanes // 16
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _joined_halves(builder, args[0], builder.fadd, rows=16)
+        def chosen(x: Any, y: Any, lanes: list[int]) -> Any:
+            return builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(_I32, len(lanes)), lanes))
+
+        if count == 1:
+            return args[0]
+        lanes = range(count)
+        parts = {
+            n: chosen(args[0], args[0], [n * count + lane for lane in lanes]) for n in range(16)
+        }
+        step = count // 2
+        while step > 0:
+            kept = [lane + count * bool(lane & step) for lane in lanes]
+            added = [(lane ^ step) + count * bool(lane & step) for lane in lanes]
+            pairs = {n: (x, parts[n + step]) for n, x in parts.items() if not n & step}
+            parts = {
+                n: builder.fadd(chosen(*pair, kept), chosen(*pair, added))
+                for n, pair in pairs.items()
+            }
+            step //= 2
+        return parts[0] if count == 16 else chosen(parts[0], parts[8], [*range(16)])
 
     return Vector(v.real, 16)(v), emit
 
@@ -148,6 +183,48 @@ def joined(typing: Any, vectors: Any) -> Any:
         return builder.shuffle_vector(low, builder.shuffle_vector(v[2], v[3], half), whole)
 
     return Vector(vectors.dtype.real, 4 * lanes)(vectors), emit
+
+
+def _larger_number(builder: Any, x: Any, y: Any) -> Any:
+    """Return the larger of two vectors, lane by lane; y where a lane of x is NaN."""
+    return builder.select(builder.fcmp_ordered(">", x, y), x, y)
+
+
+@intrinsic
+def larger_number(typing: Any, v: Any, w: Any) -> Any:
+    """Return the larger of two vectors, lane by lane; w where a lane of v is NaN."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _larger_number(builder, *args)
+
+    return v(v, v), emit
+
+
+@intrinsic
+def largest_number(typing: Any, v: Any) -> Any:
+    """Return the largest of the lanes, of which none is NaN."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        largest = _joined_halves(builder, args[0], partial(_larger_number, builder))
+        return builder.extract_element(largest, _I32(0))
+
+    return v.real(v), emit
+
+
+@intrinsic
+def comes_first(typing: Any, v: Any, x: Any) -> Any:
+    """Return True unless −x comes before x among the lanes of a vector."""
+    bits = ir.IntType(v.lanes)
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        def index(number: Any) -> Any:
+            every = _splat(builder, number, v.lanes)
+            equal = builder.bitcast(builder.fcmp_ordered("==", args[0], every), bits)
+            return builder.cttz(equal, ir.Constant(ir.IntType(1), 0))
+
+        return builder.icmp_unsigned("<=", index(args[1]), index(builder.fneg(args[1])))
+
+    return types.boolean(v, types.float32), emit
 
 
 def _larger(builder: Any, x: Any, y: Any) -> Any:
@@ -215,6 +292,16 @@ def pointer(typing: Any, array: Any) -> Any:
         return context.make_array(array)(context, builder, args[0]).data
 
     return types.CPointer(array.dtype)(array), emit
+
+
+@intrinsic
+def elements(typing: Any, start: Any) -> Any:
+    """Return the number of elements in an item at a pointer: 2 for uint8, which holds 4 bits."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return context.get_constant(types.intp, 2 if start.dtype == types.uint8 else 1)
+
+    return types.intp(start), emit
 
 
 @intrinsic
@@ -318,11 +405,64 @@ def load(typing: Any, start: Any, index: Any, lanes: Any) -> Any:
     real = element if element in _LANES else types.float32
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        if element == types.uint8:
+            return _load_int4(builder, args[0], args[1], count)
         vector = ir.VectorType(_ELEMENTS[element], count)
         place = builder.bitcast(builder.gep(args[0], [args[1]]), vector.as_pointer())
         return _to_float(builder, builder.load(place, align=element.bitwidth // 8), element)
 
     return Vector(real, count)(start, types.intp, lanes), emit
+
+
+@intrinsic(prefer_literal=True)
+def splat_weights(typing: Any, start: Any, step: Any, lanes: Any, cached: Any) -> Any:
+    """Return the vector of start[0] in every lane, or start[step] in those of a second group.
+
+    lanes: a constant. cached: pointer to what is weighted: groups have weights of their own if it
+    has 4 bits, as uint8.
+    """
+    count = lanes.literal_value
+    has_groups = cached.dtype == types.uint8 and count == 2 * GROUP
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        first = builder.load(args[0])
+        if not has_groups:
+            return _splat(builder, first, count)
+        second = builder.load(builder.gep(args[0], [args[1]]))
+        parts = [_splat(builder, weight, GROUP) for weight in (first, second)]
+        return builder.shuffle_vector(
+            *parts, ir.Constant(ir.VectorType(_I32, count), [*range(count)])
+        )
+
+    return Vector(types.float32, count)(start, types.intp, lanes, cached), emit
+
+
+def _load_int4(builder: Any, start: Any, index: Any, count: int) -> Any:
+    """Return elements of 4 bits, −8 to 7, as float32.
+
+    Byte i of the 16 of a group holds element i in its low half and i + 16 in its high half. The
+    index is a multiple of the number of lanes: 1, 16, or whole groups, whose bytes are loaded once.
+    """
+    half = GROUP // 2
+    size = count // 2 if count >= GROUP else count
+    integer = index.type
+    group = builder.mul(builder.udiv(index, integer(GROUP)), integer(half))
+    byte = builder.gep(start, [builder.add(group, builder.urem(index, integer(half)))])
+    place = builder.bitcast(byte, ir.VectorType(_I8, size).as_pointer())
+    stored = builder.zext(builder.load(place, align=1), ir.VectorType(_I32, size))
+    if count >= GROUP:
+        high = builder.lshr(stored, ir.Constant(stored.type, [4] * size))
+        lanes = [n % half + n // GROUP * half + n // half % 2 * size for n in range(count)]
+        halves = builder.shuffle_vector(
+            stored, high, ir.Constant(ir.VectorType(_I32, count), lanes)
+        )
+    else:
+        is_high = builder.urem(builder.udiv(index, integer(half)), integer(2))
+        shift = builder.trunc(builder.mul(is_high, integer(4)), _I32)
+        halves = builder.lshr(stored, _splat(builder, shift, count))
+    low_bits = builder.and_(halves, ir.Constant(halves.type, [15] * count))
+    number = builder.sub(low_bits, ir.Constant(halves.type, [8] * count))
+    return builder.sitofp(number, ir.VectorType(ir.FloatType(), count))
 
 
 @intrinsic
@@ -368,7 +508,7 @@ def store(typing: Any, start: Any, index: Any, vector: Any, nontemporal: Any) ->
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         value = args[2]
         if element == types.int16:
-            value = builder.fptrunc(value, ir.VectorType(ir.HalfType(), vector.lanes))
+            value = _to_float16(builder, value)
         elif element == types.uint16:
             features = context.codegen().magic_tuple()[2]
             value = _to_bfloat16(builder, value, features)
@@ -410,6 +550,55 @@ def store_int8(typing: Any, start: Any, index: Any, vector: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(start, types.intp, vector), emit
+
+
+@intrinsic
+def store_int4(typing: Any, start: Any, vector: Any) -> Any:
+    """Write a group of numbers from −8 to 8 in 4 bits, rounded as ggml does: up from a half.
+
+    NaN is written as 0.
+    """
+    half = GROUP // 2
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        floats = args[1].type
+        moved = builder.fadd(args[1], ir.Constant(floats, [8.5] * GROUP))
+        most = ir.Constant(floats, [15.0] * GROUP)
+        limited = builder.select(builder.fcmp_ordered("<", moved, most), moved, most)
+        is_nan = builder.fcmp_unordered("uno", moved, moved)
+        number = builder.select(is_nan, ir.Constant(floats, [8.0] * GROUP), limited)
+        integers = builder.fptoui(number, ir.VectorType(_I32, GROUP))
+
+        def lanes(first: int) -> Any:
+            return ir.Constant(ir.VectorType(_I32, half), [*range(first, first + half)])
+
+        low = builder.shuffle_vector(integers, integers, lanes(0))
+        high = builder.shuffle_vector(integers, integers, lanes(half))
+        shifted = builder.shl(high, ir.Constant(high.type, [4] * half))
+        stored = builder.trunc(builder.or_(low, shifted), ir.VectorType(_I8, half))
+        builder.store(stored, builder.bitcast(args[0], stored.type.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(start, vector), emit
+
+
+@intrinsic(prefer_literal=True)
+def butterfly(typing: Any, v: Any, step: Any) -> Any:
+    """Return the sums and differences of the lanes `step` apart: a stage of a Hadamard transform.
+
+    step: a constant power of two. Of lanes i and i + step, the first becomes their sum, and the
+    second the first minus the second.
+    """
+    count = v.lanes
+    distance = step.literal_value
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        lanes = ir.Constant(ir.VectorType(_I32, count), [n ^ distance for n in range(count)])
+        other = builder.shuffle_vector(args[0], args[0], lanes)
+        signs = [-1.0 if n & distance else 1.0 for n in range(count)]
+        return _muladd(builder, args[0], ir.Constant(other.type, signs), other)
+
+    return v(v, step), emit
 
 
 # Shuffles of the lanes of one vector, for pairs of neighbours.
@@ -472,12 +661,69 @@ def _to_float(builder: Any, value: Any, element: Any) -> Any:
     if element == types.int8:
         return builder.sitofp(value, floats)
     if element == types.int16:
-        return builder.fpext(value, floats)
+        return _from_float16(builder, value)
     if element == types.uint16:
         wide = ir.VectorType(_I32, value.type.count)
         shift = ir.Constant(wide, [16] * value.type.count)
         return builder.bitcast(builder.shl(builder.zext(value, wide), shift), floats)
     return value
+
+
+# A float32 of the bits of a float16, shifted to their places, is smaller by this factor.
+_FLOAT16_FACTOR = 2.0**112
+
+
+def _from_float16(builder: Any, value: Any) -> Any:
+    """Return float16 as float32."""
+    count = value.type.count
+    floats = ir.VectorType(ir.FloatType(), count)
+    if _converts_float16():
+        return builder.fpext(builder.bitcast(value, ir.VectorType(ir.HalfType(), count)), floats)
+    wide = ir.VectorType(_I32, count)
+
+    def lanes(number: int) -> Any:
+        return ir.Constant(wide, [number] * count)
+
+    bits = builder.zext(value, wide)
+    moved = builder.shl(builder.and_(bits, lanes(0x7FFF)), lanes(13))
+    factor = ir.Constant(floats, [_FLOAT16_FACTOR] * count)
+    number = builder.bitcast(builder.fmul(builder.bitcast(moved, floats), factor), wide)
+    is_special = builder.icmp_unsigned(">=", moved, lanes(0x7C00 << 13))  # infinity or NaN
+    magnitude = builder.select(is_special, builder.or_(moved, lanes(0x7F800000)), number)
+    sign = builder.shl(builder.and_(bits, lanes(0x8000)), lanes(16))
+    return builder.bitcast(builder.or_(magnitude, sign), floats)
+
+
+def _to_float16(builder: Any, value: Any) -> Any:
+    """Round float32 to the nearest float16, ties to even."""
+    count = value.type.count
+    narrow = ir.VectorType(_I16, count)
+    if _converts_float16():
+        halves = builder.fptrunc(value, ir.VectorType(ir.HalfType(), count))
+        return builder.bitcast(halves, narrow)
+    wide = ir.VectorType(_I32, count)
+
+    def lanes(number: int) -> Any:
+        return ir.Constant(wide, [number] * count)
+
+    bits = builder.bitcast(value, wide)
+    magnitude = builder.and_(bits, lanes(0x7FFFFFFF))
+    last_kept_bit = builder.and_(builder.lshr(magnitude, lanes(13)), lanes(1))
+    carried = builder.add(builder.add(magnitude, lanes(0xFFF)), last_kept_bit)
+    normal = builder.sub(builder.lshr(carried, lanes(13)), lanes(0x1C000))
+    # Below 2^-14, the sum with 1/2 has the wanted number in its low bits.
+    half = ir.Constant(value.type, [0.5] * count)
+    moved = builder.bitcast(builder.fadd(builder.bitcast(magnitude, value.type), half), wide)
+    subnormal = builder.sub(moved, builder.bitcast(half, wide))
+    is_normal = builder.icmp_unsigned(">=", magnitude, lanes(0x38800000))
+    number = builder.select(is_normal, normal, subnormal)
+    is_infinite = builder.icmp_unsigned(">", number, lanes(0x7C00))
+    finite = builder.select(is_infinite, lanes(0x7C00), number)
+    quiet_nan = builder.or_(builder.lshr(magnitude, lanes(13)), lanes(0x7E00))
+    is_nan = builder.icmp_unsigned(">", magnitude, lanes(0x7F800000))
+    rounded = builder.select(is_nan, builder.and_(quiet_nan, lanes(0x7FFF)), finite)
+    sign = builder.and_(builder.lshr(bits, lanes(16)), lanes(0x8000))
+    return builder.trunc(builder.or_(rounded, sign), narrow)
 
 
 def _to_bfloat16(builder: Any, value: Any, features: str) -> Any:
@@ -508,10 +754,10 @@ def _to_bfloat16(builder: Any, value: Any, features: str) -> Any:
     return builder.trunc(builder.select(is_tiny, signed_zero, number), narrow)
 
 
-def converts_float16() -> bool:
+def _converts_float16() -> bool:
     """Return True if the processor that Numba compiles for has instructions for float16.
 
-    Otherwise LLVM calls a library.
+    Otherwise LLVM would call a library.
     """
     return platform.machine().lower() in ("aarch64", "arm64") or has_feature("f16c")
 

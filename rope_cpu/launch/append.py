@@ -11,18 +11,16 @@ from numpy.typing import ArrayLike
 
 from rope_cpu.arguments.arrays import check_array, check_outputs, share_memory
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
-from rope_cpu.array_types import DTYPE_NAMES, LAYOUT_AXES, Array
+from rope_cpu.array_types import DTYPE_NAMES, LAYOUT_AXES, Array, CacheKind
 from rope_cpu.caches.batch import Batch
 from rope_cpu.caches.kv_cache import CACHE_ARRAYS, NO_SCALE, KVCache, check_cache, check_writeable
 from rope_cpu.caches.rms_norm import NO_NORMS, RMSNorm, joined
-from rope_cpu.caches.slots import HEADS_FIRST, round_slots, slots_of_tokens
+from rope_cpu.caches.slots import HEADS_FIRST, slots_of_tokens
 from rope_cpu.kernels import threads
 from rope_cpu.kernels.append import append_kernel, append_part
 from rope_cpu.launch.arrays import (
     HeadLayout,
     Rotation,
-    has_kernels,
-    kernel_dtype,
     kernel_view,
     launch_copies,
     refuse,
@@ -45,21 +43,21 @@ Arrays = tuple[Array, ...]
 _Launch = Callable[[Array, Arrays, Arrays, Array, Array], bool]
 
 
-def _launch_for(rotation: Rotation, dtype: np.dtype[Any], cache_dtype: str) -> _Launch:
-    """Return the launch of a rotation for two dtypes, which it then keeps."""
-    launch = _launcher(dtype, cache_dtype, rotation.heads, rotation.layout)
-    rotation.launches[dtype, cache_dtype] = launch
+def _launch_for(rotation: Rotation, dtype: np.dtype[Any], kind: CacheKind) -> _Launch:
+    """Return the launch of a rotation for a dtype and a kind of cache, which it then keeps."""
+    launch = _launcher(dtype, kind, rotation.heads, rotation.layout)
+    rotation.launches[dtype, kind] = launch
     return launch
 
 
 @lru_cache
-def _launcher(dtype: np.dtype[Any], cache_dtype: str, heads: HeadLayout, layout: str) -> _Launch:
-    """Return the launch of the append kernel for two dtypes, the pairs of heads and a layout."""
+def _launcher(dtype: np.dtype[Any], kind: CacheKind, heads: HeadLayout, layout: str) -> _Launch:
+    """Return the launch of the append kernel for a dtype, a kind of cache and a layout."""
     name = DTYPE_NAMES.get(dtype)
-    if name is None or name == "float64" or not (has_kernels(name) and has_kernels(cache_dtype)):
+    if name is None or name == "float64":
         return refuse
-    kernel = append_kernel(name, cache_dtype)
-    numbers = numbers_of(append_part(name, cache_dtype, heads.pairing), heads)
+    kernel = append_kernel(name, kind)
+    numbers = numbers_of(append_part(name, kind, heads.pairing), heads)
     view = kernel_view(name, layout)
 
     def launch(cos_sin: Array, arrays: Arrays, cache: Arrays, slots: Array, norms: Array) -> bool:
@@ -122,9 +120,9 @@ def append(
     # The kernel takes empty slots for `_IN_ORDER`, so they go the slow path.
     if type(q) is type(k) is type(v) is type(result) is _ndarray and slots.size:
         dtype = q.dtype
-        launch = rotation.launches.get((dtype, cache._dtype_name))
+        launch = rotation.launches.get((dtype, cache._kind))
         if launch is None:
-            launch = _launch_for(rotation, dtype, cache._dtype_name)
+            launch = _launch_for(rotation, dtype, cache._kind)
         # Identity is the usual case; the comparison of dtypes takes longer.
         same = dtype is k.dtype is v.dtype is result.dtype
         if not same:
@@ -146,27 +144,13 @@ def _append_copies(
 
     def launch(copies: list[Array]) -> bool:
         q, k, v = copies
-        return not slots.size or _launch_copies(rotation, (q, k, v, q), cache, slots, norms)
+        if not slots.size:
+            return True
+        kernel = _launch_for(rotation, q.dtype, cache._kind)
+        return kernel(rotation.cos_sin, (q, k, v, q), cache._kernel_arrays, slots, norms)
 
     launch_copies(inputs.values(), (result,), launch)
     return result
-
-
-def _launch_copies(
-    rotation: Rotation, arrays: Arrays, cache: KVCache, slots: Array, norms: Array
-) -> bool:
-    """Append contiguous arrays, by way of a float32 cache where float16 has no kernels."""
-    cache_dtype = kernel_dtype(cache)
-    target = cache._kernel_arrays
-    if cache_dtype != cache._dtype_name:
-        # NumPy's zeros take no memory until they are written, and only new slots are.
-        target = (*(np.zeros(x.shape, np.float32) for x in target[:2]), *target[2:])
-    launch = _launch_for(rotation, arrays[0].dtype, cache_dtype)
-    if not launch(rotation.cos_sin, arrays, target, slots, norms):
-        return False
-    if cache_dtype != cache._dtype_name:
-        round_slots(cache._kernel_arrays[:2], target[:2], slots)
-    return True
 
 
 def _check_appended(
@@ -273,6 +257,6 @@ def _rotate_in_order(
     if view is not None:
         key = view(key)
         value = view(value)
-    launch = _launch_for(rotation, dtype, name)
+    launch = _launch_for(rotation, dtype, CacheKind(name, name))
     cache = (key, value, NO_SCALE, NO_SCALE)
     return launch(rotation.cos_sin, (xs[0], k, v, outs[0]), cache, _IN_ORDER, norms)

@@ -14,9 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rope_cpu.arguments.arrays import check_inputs, check_outputs
-from rope_cpu.array_types import BSHD_VIEWS, INTEGER_VIEWS, Array
-from rope_cpu.caches.kv_cache import KVCache
-from rope_cpu.kernels.vectors import converts_float16
+from rope_cpu.array_types import BSHD_VIEWS, INTEGER_VIEWS, Array, CacheKind
 from rope_cpu.launch.results import new_like
 
 
@@ -57,24 +55,19 @@ class Rotation(NamedTuple):
     subjects : pair of str
         Subjects of the error texts about the tokens and the batch rows of cos and sin.
     launches : dict
-        The launches of the append kernel that were prepared for it, by dtype and cache dtype.
+        The launches of the append kernel that were prepared for it, by dtype and kind of cache.
     """
 
     cos_sin: Array
     heads: HeadLayout
     layout: str
     subjects: tuple[str, str]
-    launches: dict[tuple[np.dtype[Any], str], Any]
+    launches: dict[tuple[np.dtype[Any], CacheKind], Any]
 
     def check(self, inputs: Mapping[str, object]) -> None:
         """Raise unless arrays, by argument name, fit cos and sin."""
         table_shape = self.cos_sin.shape[1:]
         check_inputs(inputs, self.layout, self.heads.head_dim, table_shape, *self.subjects)
-
-
-def has_kernels(dtype: str) -> bool:
-    """Return True if the processor has kernels for a dtype: not all convert float16."""
-    return dtype != "float16" or converts_float16()
 
 
 def refuse(*arguments: Any) -> bool:
@@ -99,15 +92,6 @@ def kernel_view(dtype: str, layout: str) -> Callable[[Array], Array] | None:
     return lambda x: to_bshd(x.view(integers))
 
 
-def kernel_dtype(cache: KVCache) -> str:
-    """Return the dtype of the arrays that kernels take for a cache.
-
-    Where float16 has no kernels, they take float32 copies. NumPy's rounding of the results to
-    float16 has the bits of a float16 kernel.
-    """
-    return cache._dtype_name if has_kernels(cache._dtype_name) else "float32"
-
-
 def results_for(inputs: Mapping[str, Array], outs: Mapping[str, Any] | None) -> tuple[Array, ...]:
     """Return the given outputs, checked, or new arrays like the inputs."""
     if outs is None:
@@ -121,18 +105,15 @@ def launch_copies(
 ) -> None:
     """Launch a kernel on contiguous copies of checked arrays, and write them to the results.
 
-    launch: rotates the copies in place, which are float32 where float16 has no kernels; False if
-    the kernel refuses them. Results are those of the first inputs.
+    launch: rotates the copies in place; False if the kernel refuses them. Results are those of the
+    first inputs.
     """
     # All copies come before the first write: a lack of memory then leaves everything untouched.
     copies = [np.array(x, order="C") for x in inputs]
-    if not converts_float16():
-        copies = [x.astype(np.float32) if x.dtype == np.float16 else x for x in copies]
     if not launch(copies):
         raise RuntimeError(
             f"arrays of shapes {[x.shape for x in copies]} passed their checks, but the kernel "
             "refused their copies; please report this as a fault of rope_cpu"
         )
-    with np.errstate(over="ignore", under="ignore"):
-        for result, rotated in zip(results, copies, strict=False):
-            result[...] = rotated
+    for result, rotated in zip(results, copies, strict=False):
+        result[...] = rotated

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.arrays import check_array, check_output, share_memory
 from rope_cpu.arguments.errors import ArgumentError, Finding
-from rope_cpu.array_types import Array, Int64
+from rope_cpu.array_types import Array, CacheKind, Int64
 from rope_cpu.caches.batch import Batch
 from rope_cpu.caches.kv_cache import CACHE_ARRAYS, KVCache, check_cache
 from rope_cpu.caches.slots import check_page_size
@@ -25,10 +25,10 @@ from rope_cpu.kernels.attention import (
     attention_kernel,
     attention_part,
     scratch_size,
+    transform_kernel,
 )
 from rope_cpu.kernels.compile import address_of
 from rope_cpu.launch.append import refuse_float64
-from rope_cpu.launch.arrays import kernel_dtype
 
 # New tokens of a sequence that go over its keys together: each range of keys is read from the
 # caches of a core for all but the first. Sequences of no more new tokens are split into ranges.
@@ -39,6 +39,8 @@ _LEAST_ROWS = 32  # tokens · query heads of a key head
 _INPUTS = ("q", *(f"cache.{name}" for name in CACHE_ARRAYS))
 
 _ZERO = np.float32(0)
+
+_TRANSFORMED = 64  # elements that the kernel transforms at a time
 
 # Products of q and keys below which several threads take longer to start than they save.
 _PARALLEL_FROM = 2**19
@@ -140,7 +142,7 @@ def attention(
     is_direct = result.dtype == np.float32 and result.flags.carray
     y = result if is_direct else np.empty(shape, np.float32)
     if q.shape[0]:
-        _launch(_contiguous(q), cache, batch, work, numbers, y)
+        _launch(_queries(q, cache), cache, batch, work, numbers, y)
     if not is_direct:
         with np.errstate(all="ignore"):
             result[...] = y
@@ -295,19 +297,23 @@ def _sinks(sinks: ArrayLike, heads: int) -> Array:
     return logits
 
 
-def _contiguous(q: Array) -> Array:
-    """Return queries as contiguous float32, without a copy if they are."""
-    if q.dtype == np.float32:
-        return np.ascontiguousarray(q)
+def _queries(q: Array, cache: KVCache) -> Array:
+    """Return queries as contiguous float32, without a copy if they are, for the keys of a cache."""
     with np.errstate(invalid="ignore"):  # of a signalling NaN
-        return np.ascontiguousarray(q, np.float32)
+        if not cache.hadamard:
+            return np.ascontiguousarray(q, np.float32)
+        transformed = np.zeros(-(-q.size // _TRANSFORMED) * _TRANSFORMED, np.float32)
+        result = transformed[: q.size].reshape(q.shape)
+        result[...] = q
+    transform_kernel()(transformed, cache.head_dim)
+    return result
 
 
 @functools.cache
-def _kernel_and_parts(dtype: str) -> tuple[Any, int, int]:
-    """Return the kernel for caches of a dtype, and the addresses of its parts."""
-    attend, finish = (address_of(attention_part(dtype, name)) for name in ("attend", "finish"))
-    return attention_kernel(dtype), attend, finish
+def _kernel_and_parts(kind: CacheKind) -> tuple[Any, int, int]:
+    """Return the kernel for caches of a kind, and the addresses of its parts."""
+    attend, finish = (address_of(attention_part(kind, name)) for name in ("attend", "finish"))
+    return attention_kernel(kind), attend, finish
 
 
 def _launch(
@@ -317,18 +323,16 @@ def _launch(
 
     q, out: contiguous float32. numbers: those of a `Step`.
     """
-    name = kernel_dtype(cache)
     key, value, key_scale, value_scale = cache._kernel_arrays
-    if name != cache._dtype_name:
-        key, value = (x.view(np.float16).astype(np.float32) for x in (key, value))
     # The kernel is loaded before `threads.serial` is read, as in `CosSin._compute`.
-    kernel, attend, finish = _kernel_and_parts(name)
+    kernel, attend, finish = _kernel_and_parts(cache._kind._replace(hadamard=False))
     usable = 1 if threads.serial else threads.limit
     tokens, heads, width = q.shape
     if work.scores * heads * width < _PARALLEL_FROM:
         usable = 1
     rows = -(-work.tokens * (heads // cache.kv_heads) // ROWS) * ROWS
-    room = scratch_size(rows, width, cache.value_dim)
+    groups = value_scale.shape[3] if cache._kind.value == "int4" else 0
+    room = scratch_size(rows, width, cache.value_dim, groups)
     step = Step(
         q=q,
         key=key,
@@ -343,6 +347,7 @@ def _launch(
         out=out,
         tokens=tokens,
         heads=heads,
+        value_dim=cache.value_dim,
         columns=batch._arrays.page_table.shape[1],
         count=len(work.items) // len(Item._fields),
         room=room,

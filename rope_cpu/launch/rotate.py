@@ -11,7 +11,7 @@ import numpy as np
 from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.array_types import DTYPE_NAMES, Array
 from rope_cpu.caches.kv_cache import KVCache, check_writeable
-from rope_cpu.caches.slots import check_none_twice, round_slots, sorted_runs
+from rope_cpu.caches.slots import check_none_twice, sorted_runs
 from rope_cpu.kernels import threads
 from rope_cpu.kernels.compile import address_of
 from rope_cpu.kernels.rotate import rotation_kernel, rotation_part
@@ -19,8 +19,6 @@ from rope_cpu.kernels.rotate_cached import rotate_cached_kernel, rotate_cached_p
 from rope_cpu.launch.arrays import (
     HeadLayout,
     Rotation,
-    has_kernels,
-    kernel_dtype,
     kernel_view,
     launch_copies,
     refuse,
@@ -47,7 +45,7 @@ def launcher(dtype: np.dtype[Any], heads: HeadLayout, layout: str) -> Launch:
     a call some 0.1 µs.
     """
     name = DTYPE_NAMES.get(dtype)
-    if name is None or not has_kernels(name):
+    if name is None:
         return refuse
     launch = _kernel_launch(name, heads)
     rotary_dim = sum(heads.blocks)
@@ -156,18 +154,13 @@ def rotate_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:
     check_none_twice(runs)
     if not len(runs):
         return
-    name = kernel_dtype(cache)
-    keys = cache._kernel_arrays[0]
-    if name != cache._dtype_name:
-        keys = keys.view(np.float16).astype(np.float32)
-    part = rotate_cached_part(name, rotation.heads.pairing)
+    dtype = cache._kind.key
+    part = rotate_cached_part(dtype, rotation.heads.pairing)
     numbers = numbers_of(part, rotation.heads)
     # The kernel is loaded before `threads.serial` is read, as in `CosSin._compute`.
-    kernel = rotate_cached_kernel(name)
+    kernel = rotate_cached_kernel(dtype)
     usable = 1 if threads.serial else threads.limit
-    kernel(numbers, keys, runs, rotation.cos_sin, usable)
-    if name != cache._dtype_name:
-        round_slots(cache._kernel_arrays[:1], [keys], slots)
+    kernel(numbers, cache._kernel_arrays[0], runs, rotation.cos_sin, usable)
 
 
 def _check_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:

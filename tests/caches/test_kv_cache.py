@@ -222,6 +222,7 @@ INT8 = zeros(*SHAPE, dtype=np.int8)
 SCALE = zeros(*SHAPE[:3])
 BUFFER = zeros(2, 3, 5, 8)
 LONG = zeros(2000)
+INT4 = zeros(*SHAPE[:3], 32, dtype="u1")
 LATENT = zeros(3, 3, 4, 8)
 
 
@@ -234,10 +235,18 @@ REFUSED = [
     (lambda: KVCache(zeros(*SHAPE, dtype="f8"), KEY), TypeError, "`key` has dtype float64; .*int8"),
     (lambda: KVCache(KEY.astype(">f4"), KEY), TypeError, "`key` has dtype >f4.*native byte order"),
     (lambda: KVCache(zeros(*SHAPE, dtype="u1"), KEY), TypeError, "`key` has dtype uint8"),
+    (lambda: KVCache(zeros(*SHAPE, dtype="u1"), KEY), TypeError, "keys of 4 bits would make"),
+    (lambda: KVCache(KEY, zeros(*SHAPE, dtype="i2")), TypeError, "`value` has .* int8, uint8"),
+    (lambda: KVCache(KEY, zeros(*SHAPE, dtype="u1")), ValueError, "`value` .* multiple of 32"),
+    (lambda: KVCache(KEY, INT4), ValueError, r"`value_scale` is None; .*float16 .*2, 3, 4, 2"),
+    (lambda: four_bits(zeros(*SHAPE[:3], 2)), TypeError, "`value_scale` has dtype float32"),
+    (lambda: four_bits(zeros(*SHAPE[:3], dtype="f2")), ValueError, "groups of 32"),
+    (lambda: four_bits(zeros(*SHAPE[:3], 4, dtype="f2")[..., ::2]), ValueError, "contiguous"),
+    (lambda: KVCache(KEY, KEY.copy(), hadamard=1), TypeError, "`hadamard` is 1"),
     (
-        lambda: KVCache(KEY, zeros(*SHAPE, dtype="f2")),
-        TypeError,
-        "`value` has dtype float16; .* `key`",
+        lambda: KVCache(LATENT, LATENT[..., :6], hadamard=True),
+        ValueError,
+        "`hadamard` is True, but `value` is a part of `key`",
     ),
     (lambda: KVCache(KEY[0], KEY), ValueError, r"`key` has shape \(3, 4, 8\); .*pages, page_size"),
     (lambda: KVCache(KEY, KEY[None].copy()), ValueError, r"`value` has shape \(1, 2, 3, 4, 8\)"),
@@ -272,6 +281,10 @@ REFUSED = [
     (lambda: new(value_dim=2**50), ValueError, "`pages` is 2: a table"),
     (lambda: new(dtype=None), TypeError, "`dtype` is None; it must be one of float32, .*int8"),
     (lambda: new(dtype="f8"), TypeError, "`dtype` is 'f8'"),
+    (lambda: new(dtype="int4"), TypeError, "`dtype` is 'int4'; .*keys of 4 bits would make"),
+    (lambda: new(value_dtype="uint8"), TypeError, "`value_dtype` is 'uint8'; .*int8, int4"),
+    (lambda: new(value_dtype="int4"), ValueError, "`value_dim` is 8; .*multiple of 32"),
+    (lambda: new(hadamard=None), TypeError, "`hadamard` is None"),
     (lambda: new(dtype=">f4"), TypeError, "`dtype` is '>f4'"),
     (lambda: new(layers=0), ValueError, "`layers` is 0"),
     (lambda: new(layers=2**40), ValueError, "`layers` is 1099511627776"),
@@ -293,6 +306,10 @@ REFUSED = [
 def new(**changes):
     sizes = {"pages": 2, "page_size": 3, "kv_heads": 4, "head_dim": 8, "dtype": "float32"}
     return KVCache.zeros(**(sizes | changes))
+
+
+def four_bits(value_scale):
+    return KVCache(KEY, INT4, value_scale=value_scale)
 
 
 def scales(value_scale, key=INT8):

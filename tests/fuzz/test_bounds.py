@@ -56,11 +56,12 @@ EVERY_APPEND = (
     GUARDED
     + """
 from itertools import product
+from rope_cpu.array_types import CACHE_KINDS
 from rope_cpu.kernels.append import append_kernel, append_part
 from rope_cpu.kernels.compile import address_of
 
-kernel = append_kernel("float32", "int8")
-part = address_of(append_part("float32", "int8", "half"))
+kernel = append_kernel("float32", CACHE_KINDS["int8"])
+part = address_of(append_part("float32", CACHE_KINDS["int8"], "half"))
 SIZES = [
     *product((1, 2), (1, 3), ((2, 1, 1), (4, 2, 2)), ((2, 1), (9, 8), (66, 64), (80, 70)), (1, 4)),
     (1, 1500, (4, 2, 2), (33, 33), 16),
@@ -98,6 +99,7 @@ EVERY_ATTENTION = (
 from itertools import product
 from rope_cpu.kernels import threads
 from rope_cpu.launch import attention as module
+from launch import test_cache_kinds
 from launch.attending import Call, Options
 
 module._PARALLEL_FROM = 0
@@ -120,6 +122,10 @@ for new, widths, options, threads.limit in product(
         random, "float32", (258, 520), new, 16, heads=(2, 5), widths=widths, options=options
     )
     call.check(call.run())
+for seed in range(10):
+    random = np.random.default_rng(seed)
+    step = test_cache_kinds.Step(random, "int8-int4-hadamard")
+    step.check_attention(random, step.append())
 """
 )
 WRONG_SHAPE = """

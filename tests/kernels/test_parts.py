@@ -7,14 +7,18 @@ import pytest
 from numba import njit
 
 from rope_cpu import kernels
+from rope_cpu.array_types import CACHE_KINDS
 from rope_cpu.kernels import compile as compiling
 
 # For each function that compiles a part, the arguments of one whose code has all branches.
 PARTS = {
     "angles.cos_sin_part": [("float32",)],
     "rotate.rotation_part": [("float32", "half")],
-    "append.append_part": [("float32", "int8", "interleaved")],
-    "attention.attention_part": [("int8", "attend"), ("int8", "finish")],
+    "append.append_part": [("float32", CACHE_KINDS["int8-int4-hadamard"], "interleaved")],
+    "attention.attention_part": [
+        (CACHE_KINDS[name], part)
+        for name, part in (("int8", "attend"), ("int8-int4", "attend"), ("int8", "finish"))
+    ],
     "rotate_cached.rotate_cached_part": [("float32", "half")],
 }
 

@@ -16,20 +16,12 @@ from oracle import ORDER, draw
 from rope_cpu.array_types import INTEGER_VIEWS
 from rope_cpu.kernels import rotate as kernels
 from rope_cpu.kernels.compile import address_of
-from rope_cpu.kernels.vectors import converts_float16
 
 NARROW = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 CACHES = 2**62  # bytes, so that nothing goes past them
 
-# A processor without float16 instructions has no kernel for it, see `test_other_processors`.
-needs_kernel = [
-    pytest.param(
-        name,
-        marks=pytest.mark.skipif(name == "float16" and not converts_float16(), reason="no F16C"),
-    )
-    for name in ("float32", "float64", "float16", "bfloat16")
-]
+DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 
 def launch(
@@ -67,7 +59,7 @@ def assert_exact(result, x, cos, sin, pairing):
     assert (np.abs(result.astype(float) - exact) <= oracle.bound(exact, reach, x.dtype)).all()
 
 
-@pytest.mark.parametrize("kind", needs_kernel)
+@pytest.mark.parametrize("kind", DTYPES)
 @pytest.mark.parametrize("pairing", kernels.PAIRINGS)
 @pytest.mark.parametrize("groups", [1, 2])
 def test_the_same_bits_for_every_way_of_running(kind, pairing, groups, rng):
@@ -129,7 +121,7 @@ BLOCKS = [[n] for n in range(1, 71)] + [
 ]
 
 
-@pytest.mark.parametrize("kind", needs_kernel)
+@pytest.mark.parametrize("kind", DTYPES)
 @pytest.mark.parametrize("pairing", kernels.PAIRINGS)
 def test_blocks_of_every_width_in_place_and_out(kind, pairing, rng):
     """Every element is rotated once, and elements past the blocks stay as they are."""
@@ -151,7 +143,7 @@ def test_blocks_of_every_width_in_place_and_out(kind, pairing, rng):
         assert (out[..., 2 * pairs :] == x[..., 2 * pairs :]).all()
 
 
-@pytest.mark.parametrize("kind", needs_kernel)
+@pytest.mark.parametrize("kind", DTYPES)
 @pytest.mark.parametrize("pairing", kernels.PAIRINGS)
 def test_results_past_the_caches_at_any_address(kind, pairing, rng):
     """Unaligned rows are stored as usual, because a store past the caches would end the process."""
@@ -213,7 +205,7 @@ def test_one_in_place_and_the_other_not(in_place, rng):
 
 
 @np.errstate(invalid="ignore")  # NumPy warns of signalling NaNs
-@pytest.mark.parametrize("kind", needs_kernel[2:])
+@pytest.mark.parametrize("kind", DTYPES[2:])
 def test_every_16_bit_number_passes_through(kind):
     """cos 1 and sin 0 keep all 65536 patterns, except NaN payloads and bfloat16 subnormals."""
     x = np.arange(65536, dtype=np.uint16).reshape(1, 512, 1, 128).view(NARROW[kind])
@@ -237,7 +229,7 @@ def test_every_16_bit_number_passes_through(kind):
         assert (equal | nan | zero_again).all()
 
 
-@pytest.mark.parametrize("kind", needs_kernel[2:])
+@pytest.mark.parametrize("kind", DTYPES[2:])
 def test_rounding_to_16_bits_is_to_nearest_even(kind, rng):
     """cos and sin carry float32 values, which must be rounded as NumPy and ml_dtypes round."""
     values = rng.integers(0, 2**32, 200_000, dtype=np.uint32)

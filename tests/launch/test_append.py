@@ -11,7 +11,7 @@ from launch.steps import CACHE_DTYPES, DTYPES, INPUT_DTYPES, Norm
 import rope_cpu
 from rope_cpu import RotaryEmbedding
 from rope_cpu.kernels import threads
-from rope_cpu.launch import append, arrays, rotate
+from rope_cpu.launch import append
 
 
 @pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
@@ -212,30 +212,6 @@ def test_any_number_of_threads_gives_the_same_bits(dtype, cache_dtype, monkeypat
     assert all(result == results[0] for result in results)
     expected = plan.rotate(steps.normalised(q.astype(np.float32), Norm(norm.weight)))
     steps.assert_same_bits(q_rot, steps.stored(expected, DTYPES[dtype]))
-
-
-@pytest.fixture
-def without_float16_instructions(monkeypatch):
-    """Let the library find a processor that cannot convert float16."""
-    monkeypatch.setattr(arrays, "converts_float16", lambda: False)
-    append._launcher.cache_clear()
-    rotate.launcher.cache_clear()
-    yield
-    append._launcher.cache_clear()
-    rotate.launcher.cache_clear()
-
-
-@pytest.mark.parametrize(
-    ("dtype", "cache_dtype"),
-    [("float16", "float16"), ("float16", "int8"), ("bfloat16", "float16"), ("float32", "float16")],
-)
-@pytest.mark.usefixtures("without_float16_instructions")
-def test_processors_without_float16_give_the_same_bits(dtype, cache_dtype, rng):
-    for _ in range(6):
-        call = cases.Call(rng, dtype, cache_dtype, False)
-        expected = call.expect()
-        steps.assert_same_bits(call.run(), expected, call.text)
-        call.caches.check(call.text)
 
 
 def test_tokens_that_are_not_kept_write_nothing(rng):

@@ -12,7 +12,6 @@ from launch.steps import CACHE_DTYPES, DTYPES
 import rope_cpu
 from rope_cpu.kernels import threads
 from rope_cpu.kernels.attention import RANGE
-from rope_cpu.launch import arrays
 from rope_cpu.launch import attention as module
 
 parametrize_cache_dtypes = pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
@@ -444,11 +443,3 @@ def test_append_and_attention_make_a_step(rng):
     )
     error = np.abs(np.concatenate(results) - expected).max()
     assert error <= attending.TOLERANCE * np.abs(v).max()
-
-
-def test_processors_without_float16_give_the_same_bits(monkeypatch, rng):
-    call = fixed_call(rng, "float16")
-    placed = call.place()
-    expected = call.run(*placed)
-    monkeypatch.setattr(arrays, "converts_float16", lambda: False)
-    steps.assert_same_bits(call.run(*placed), expected)

@@ -2,11 +2,9 @@
 
 import sys
 
-import numpy as np
 import pytest
 from fewer_cases import sample
 
-from rope_cpu.caches.slots import round_slots
 from rope_cpu.kernels import compile as compiling
 from rope_cpu.kernels.angles import cos_sin_kernel
 
@@ -94,21 +92,6 @@ def test_a_call_is_right_or_writes_nothing(kind, threads, run_program, request):
     right, raised = run_program(program, env=environment)[0].split()
     assert int(right) > 0
     assert int(raised) > 0
-
-
-class Lacking:
-    """An array that no rows can be copied from, for lack of memory."""
-
-    def __getitem__(self, places):
-        raise MemoryError
-
-
-def test_slots_are_rounded_before_the_first_is_written():
-    caches = [np.zeros((1, 2, 1, 4), np.int16) for _ in range(2)]
-    computed = [np.ones((1, 2, 1, 4), np.float32), Lacking()]
-    with pytest.raises(MemoryError):
-        round_slots(caches, computed, np.array([[0, 1]]))
-    assert not np.any(caches)
 
 
 def test_a_compilation_without_memory_blames_no_cache(monkeypatch):

@@ -9,7 +9,7 @@ from launch.steps import DTYPES, INPUT_DTYPES, Norm
 import rope_cpu
 from rope_cpu import RotaryEmbedding
 from rope_cpu.kernels import threads
-from rope_cpu.launch import append, arrays, rotate
+from rope_cpu.launch import append
 
 
 class Case:
@@ -162,23 +162,6 @@ def test_results_are_within_the_roundings_of_exact_ones(interleaved, rng):
         exact, reach = oracle.rotate(y, 1.5 * cos, 1.5 * sin, interleaved)
         allowed = steps.allowed_error(exact, reach, roundings, dtype, 1.5)
         assert (np.abs(result.astype(np.float64) - exact) <= allowed).all()
-
-
-def test_processors_without_float16_give_the_same_bits(monkeypatch, rng):
-    cached = (append._launcher, rotate.launcher)
-    try:
-        monkeypatch.setattr(arrays, "converts_float16", lambda: False)
-        for launcher in cached:
-            launcher.cache_clear()
-        for layout in cases.LAYOUTS:
-            case = Case(rng, "float16", layout, False)
-            q, k = (cases.in_layout(x, layout) for x in cases._projection(case.values))
-            q_norm, k_norm = map(cases.to_norm, case.norms)
-            case.check(case.plan(q, k, q_norm=q_norm, k_norm=k_norm))
-            case.check(case.plan(q, k, (q, k), q_norm=q_norm, k_norm=k_norm))
-    finally:
-        for launcher in cached:
-            launcher.cache_clear()
 
 
 def test_what_fits_the_kernel_is_not_copied(monkeypatch, rng):

@@ -9,8 +9,6 @@ from launch.steps import DTYPES, INPUT_DTYPES
 import rope_cpu
 from rope_cpu import RotaryEmbedding
 from rope_cpu.kernels import threads
-from rope_cpu.kernels.rotate_cached import rotate_cached_kernel, rotate_cached_part
-from rope_cpu.launch import arrays, rotate
 
 
 def check(plan, caches, slots, layout):
@@ -105,30 +103,6 @@ def test_any_number_of_threads_gives_the_same_bits(dtype, monkeypatch, rng):
         assert not cache.value.any()
     assert all(result == results[0] for result in results)
     assert results[0] != key.tobytes()
-
-
-def test_processors_without_float16_give_the_same_bits(monkeypatch, rng):
-    rope = RotaryEmbedding(16)
-    key = cases.noise(rng, (3, 4, 2, 16), np.float16)
-    usual, other = (rope_cpu.KVCache(key.copy(), np.zeros_like(key)) for _ in range(2))
-    plan = rope.plan([[5, 6, 7]])
-    plan.rotate_cached(usual, [[11, -1, 3]])
-    dtypes = []
-
-    def kernel(dtype):
-        dtypes.append(dtype)
-        return rotate_cached_kernel(dtype)
-
-    def part(dtype, pairing):
-        dtypes.append(dtype)
-        return rotate_cached_part(dtype, pairing)
-
-    monkeypatch.setattr(arrays, "converts_float16", lambda: False)
-    monkeypatch.setattr(rotate, "rotate_cached_kernel", kernel)
-    monkeypatch.setattr(rotate, "rotate_cached_part", part)
-    plan.rotate_cached(other, [[11, -1, 3]])
-    assert dtypes == ["float32", "float32"]
-    assert other.key.tobytes() == usual.key.tobytes()
 
 
 def test_no_slots():

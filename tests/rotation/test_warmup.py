@@ -1,11 +1,13 @@
 """warmup: kernels compiled into the cache ahead of their first use."""
 
 import importlib
+import itertools
 import json
 
 import pytest
 
 import rope_cpu
+from rope_cpu.array_types import CACHE_KINDS
 
 # `rope_cpu.warmup` is the function.
 warmup = importlib.import_module("rope_cpu.warmup")
@@ -93,32 +95,22 @@ def test_caches_have_kernels_only_where_their_dtypes_are_given(empty):
     }
 
 
-def test_each_input_dtype_has_kernels_for_each_cache_dtype(monkeypatch):
-    monkeypatch.setattr(warmup, "converts_float16", lambda: True)
-    builds = warmup.kernel_builds(["float64", "float16", "bfloat16"], ["int8", "float16"])
+def test_each_input_dtype_has_kernels_for_each_kind_of_cache():
+    caches = ["int8", "float16", "int8-int4-hadamard", "int8-hadamard"]
+    builds = warmup.kernel_builds(["float64", "float16", "bfloat16"], caches)
     found = operations(builds)
-    assert found[warmup.append_kernel] == [
-        ("float16", "int8"),
-        ("float16", "float16"),
-        ("bfloat16", "int8"),
-        ("bfloat16", "float16"),
-    ]
+    kinds = [CACHE_KINDS[name] for name in caches]
+    assert found[warmup.append_kernel] == [*itertools.product(["float16", "bfloat16"], kinds)]
     assert found[warmup.rotate_cached_kernel] == [("float16",)]
-    assert found[warmup.attention_kernel] == [("int8",), ("float16",)]
+    attended = [CACHE_KINDS[name] for name in ("int8", "float16", "int8-int4")]
+    assert found[warmup.attention_kernel] == [(kind,) for kind in attended]
+    assert found[warmup.transform_kernel] == [()]
     assert found[warmup.append_part] == found[warmup.append_kernel]
     assert found[warmup.rotate_cached_part] == found[warmup.rotate_cached_kernel]
     assert found[warmup.attention_part] == found[warmup.attention_kernel]
     for part in (warmup.append_part, warmup.rotate_cached_part):
         pairings = {arguments[-1] for build, arguments in builds if build is part}
         assert pairings == {"half", "interleaved"}
-
-
-def test_without_float16_instructions_caches_are_computed_in_float32(monkeypatch):
-    monkeypatch.setattr(warmup, "converts_float16", lambda: False)
-    found = operations(warmup.kernel_builds(["float16", "float32"], ["float16", "int8"]))
-    assert found[warmup.append_kernel] == [("float32", "float32"), ("float32", "int8")]
-    assert found[warmup.rotate_cached_kernel] == [("float32",)]
-    assert found[warmup.attention_kernel] == [("float32",), ("int8",)]
 
 
 @pytest.mark.parametrize(
