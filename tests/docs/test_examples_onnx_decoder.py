@@ -11,8 +11,6 @@ import pytest
 from fewer_cases import pairwise
 from safetensors_files import write_safetensors
 
-from rope_cpu.export.targets import TARGETS
-
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "onnx_decoder.py"))
 PROMPT = 8
 STEPS = 64
@@ -82,7 +80,7 @@ def random_tensors(rng, model_type):
     return tensors
 
 
-CASES = pairwise(CONFIGS, TARGETS, ("growing", "shared"))
+CASES = pairwise(CONFIGS, EXAMPLE["OPSETS"], ("growing", "shared"))
 
 
 @pytest.fixture(params=CONFIGS)

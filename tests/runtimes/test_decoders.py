@@ -11,8 +11,6 @@ import onnxruntime
 import pytest
 from text_configs import LLAMA3_SCALING
 
-from rope_cpu.export.targets import TARGETS
-
 pytestmark = pytest.mark.runtimes
 
 transformers = pytest.importorskip("transformers")
@@ -187,7 +185,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("runtime", "cache"), CASES)
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", EXAMPLE["OPSETS"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_64_tokens(decoders, written, name, target, runtime, cache):
     tokens = RUNTIMES[runtime](written(name, target, cache), cache)
@@ -195,7 +193,7 @@ def test_64_tokens(decoders, written, name, target, runtime, cache):
 
 
 @pytest.mark.parametrize("cache", ["growing", "shared"])
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", EXAMPLE["OPSETS"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits(decoders, written, name, target, cache):
     _, _, exact, own_error = decoders(name)
