@@ -173,7 +173,7 @@ NUMBER = "; its value must be a number above 0, or none"
         (
             LLAMA,
             ("--cache", "shared", "--dtype", "float16"),
-            "whole shared cache to float32 at every step; targets 'primitive' and 'onnx' can expr",
+            "whole shared cache to float32 at every step; targets 'primitive' and 'onnx'",
         ),
         (LLAMA | {"max_position_embeddings": 0}, ("--target", "ort"), "`max_position_embeddings`"),
         (GEMMA2, ("--weights", "a", "--layer-type", FULL), "--weights and --layer-type are both g"),
