@@ -123,7 +123,8 @@ def _is_file_name(value: object) -> bool:
 
 # Names inside the attention module of a layer, from the modules of transformers: `marks` are those
 # of query projections that only attention has, as Mamba has an `in_proj`, too; `buffers` stand
-# beside the weights in older checkpoints; `other_parts` are those beside the language model.
+# beside the weights in older checkpoints, or are the scales of a quantised cache; `other_parts` are
+# those beside the language model.
 _NAMES: Config = FACTS["tensors"]
 _MARKS = tuple(f".{name}.weight" for name in _NAMES["marks"])
 

@@ -108,8 +108,12 @@ def test_norms_and_sinks(parts, rng):
     assert "qk_norm" not in gpt_oss
 
 
-def test_buffers_of_older_checkpoints_are_ignored(parts):
-    tensors = llama_tensors(parts) | {f"{MODULE}rotary_emb.inv_freq": np.ones(8)}
+@pytest.mark.parametrize(
+    "name",
+    ["rotary_emb.inv_freq", "k_scale", "v_scale", "k_proj.k_scale", "v_proj.v_scale"],
+)
+def test_buffers_and_scales_of_caches_are_ignored(parts, name):
+    tensors = llama_tensors(parts) | {f"{MODULE}{name}": np.ones(8)}
     assert export.attention_weights(tensors, LLAMA, 1).keys() == {"weights"}
 
 
