@@ -11,11 +11,19 @@ import rope_cpu
 from rope_cpu import Batch, KVCache, RotaryEmbedding
 from rope_cpu.accuracy.attention import attention as reference
 from rope_cpu.accuracy.attention import exactly
-from rope_cpu.array_types import DTYPES, Array
+from rope_cpu.array_types import CACHE_KINDS, DTYPES, GROUP, Array, CacheKind
 
 from .peers import onnx_session
 from .rotations import UnavailableError, require_modules
-from .serving import HEAD_DIM, HEADS, KV_HEADS, cached_vector_bytes
+from .serving import (
+    HEAD_DIM,
+    HEADS,
+    KV_HEADS,
+    cached_pair_bytes,
+    empty_cache,
+    from_4_bits,
+    transformed,
+)
 from .timing import Call
 from .workloads import evenly
 
@@ -24,6 +32,7 @@ _NO_ROTATION = RotaryEmbedding.from_inv_freq(np.zeros(HEAD_DIM // 2))
 
 # Scale of the vectors of int8 caches. onnxruntime has one for the whole cache, so all have this.
 INT8_SCALE = 1 / 32
+_INT4_SCALE = 1 / 2
 
 _CHECKED_TOKENS = 3
 
@@ -33,7 +42,7 @@ class Attended:
     """Sequences of the same length, and their last tokens, whose queries are given.
 
     new: of the tokens of each sequence. length: tokens of each sequence, new ones included.
-    cache_dtype: of the cache; queries are float32.
+    cache_dtype: a key of `CACHE_KINDS`; queries are float32.
     """
 
     sequences: int
@@ -41,6 +50,11 @@ class Attended:
     length: int
     cache_dtype: str = "float32"
     copies = 1
+
+    @property
+    def kind(self) -> CacheKind:
+        """The kind of the cache."""
+        return CACHE_KINDS[self.cache_dtype]
 
     @cached_property
     def batch(self) -> Batch:
@@ -61,41 +75,33 @@ class Attended:
         """Return what a cache holds, heads first: (sequences, kv_heads, length, head_dim) each."""
         random = np.random.default_rng(2)
         shape = (self.sequences, KV_HEADS, self.length, HEAD_DIM)
-        key, value = (self._stored(random.standard_normal(shape, np.float32)) for _ in "kv")
+        dtypes = (self.kind.key, self.kind.value)
+        key, value = (_stored(random.standard_normal(shape, np.float32), name) for name in dtypes)
         return key, value
-
-    def _stored(self, x: Array) -> Array:
-        if self.cache_dtype == "int8":
-            return np.clip(np.rint(x / np.float32(INT8_SCALE)), -127, 127).astype(np.int8)
-        return x.astype(DTYPES[self.cache_dtype], copy=False)
-
-    def read(self, x: Array) -> Array:
-        """Return keys or values of the cache as float32."""
-        read: Array = x.astype(np.float32)
-        return read * np.float32(INT8_SCALE) if self.cache_dtype == "int8" else read
 
     def cache(self) -> KVCache:
         """Return the cache."""
         key, value = (x.swapaxes(1, 2) for x in self.keys_and_values())
-        cache: KVCache = KVCache.zeros(*key.shape, dtype=key.dtype)
+        cache = empty_cache(key.shape, self.kind)
         cache.key[...] = key
         cache.value[...] = value
         if cache.key_scale is not None and cache.value_scale is not None:
             cache.key_scale[...] = INT8_SCALE
-            cache.value_scale[...] = INT8_SCALE
+            cache.value_scale[...] = INT8_SCALE if self.kind.value == "int8" else _INT4_SCALE
         return cache
 
     @property
     def bytes_accessed(self) -> int:
         """Bytes of the keys and values, each read once."""
-        vectors = 2 * self.sequences * self.length * KV_HEADS
-        return vectors * cached_vector_bytes(self.cache_dtype)
+        return self.sequences * self.length * KV_HEADS * cached_pair_bytes(self.kind)
 
     def error(self, result: Array) -> float:
         """Return the largest error / tolerance of vectors of all tokens: above 1 is wrong."""
-        key, value = (self.read(x) for x in self.keys_and_values())
+        key, value = (_read(x) for x in self.keys_and_values())
         queries = self.queries()
         results = result.reshape(queries.shape)
+        if self.kind.hadamard:
+            queries = transformed(queries)
         ratios = []
         for token in evenly(len(queries), _CHECKED_TOKENS):
             sequence = token // self.new
@@ -105,6 +111,27 @@ class Attended:
             exact = reference(q, k, v, scale=HEAD_DIM**-0.5, mask=np.zeros(1)).result
             ratios.append(exact.compare(results[None, token, :, None])[1])
         return max(ratios)
+
+
+def _stored(x: Array, dtype: str) -> Array:
+    """Return keys or values as a cache holds them."""
+    if dtype == "int4":
+        numbers = np.clip(np.rint(x / _INT4_SCALE) + 8, 0, 15).astype(np.uint8)
+        groups = numbers.reshape(*x.shape[:-1], -1, 2, GROUP // 2)
+        packed: Array = groups[..., 0, :] | groups[..., 1, :] << 4
+        return packed.reshape(*x.shape[:-1], -1)
+    if dtype == "int8":
+        return np.clip(np.rint(x / np.float32(INT8_SCALE)), -127, 127).astype(np.int8)
+    return x.astype(DTYPES[dtype], copy=False)
+
+
+def _read(x: Array) -> Array:
+    """Return stored keys or values as float32."""
+    if x.dtype == np.uint8:
+        scale = np.full((*x.shape[:-1], HEAD_DIM // GROUP), _INT4_SCALE)
+        return from_4_bits(x, scale).astype(np.float32)
+    read: Array = x.astype(np.float32)
+    return read * np.float32(INT8_SCALE) if x.dtype == np.int8 else read
 
 
 def attention(step: Attended) -> Call:
@@ -122,6 +149,8 @@ def attention(step: Attended) -> Call:
 
 def numpy_attention(step: Attended) -> Call:
     """Attend by matrix products of NumPy, sequence by sequence; other dtypes are cast first."""
+    if step.kind.hadamard:
+        raise UnavailableError(f"{step.cache_dtype} is not read in NumPy")
     key, value = step.keys_and_values()
     scale = np.float32(HEAD_DIM**-0.5)
     position = np.arange(step.length)
@@ -134,14 +163,14 @@ def numpy_attention(step: Attended) -> Call:
 
     def attend(q: Array, key: Array, value: Array) -> Array:
         rows = q.transpose(1, 2, 0, 3).reshape(KV_HEADS, -1, HEAD_DIM) * scale
-        scores = rows @ step.read(key).swapaxes(-1, -2)
+        scores = rows @ _read(key).swapaxes(-1, -2)
         by_token = scores.reshape(KV_HEADS, -1, step.new, step.length)
         if step.new > 1:
             by_token[:, :, hidden] = -np.inf
         scores -= scores.max(axis=-1, keepdims=True)
         weights = np.exp(scores, out=scores)
         total = weights.sum(axis=-1, keepdims=True)
-        y = (weights @ step.read(value)) / total
+        y = (weights @ _read(value)) / total
         by_head = y.reshape(HEADS, step.new, HEAD_DIM)
         return np.ascontiguousarray(by_head.swapaxes(0, 1))
 
@@ -172,8 +201,8 @@ def onnx_attention(step: Attended) -> Call:
     key, value = step.keys_and_values()
     feeds = {
         "q": step.queries().reshape(step.sequences, step.new, HEADS, HEAD_DIM),
-        "k": step.read(key[:, :, -step.new :].swapaxes(1, 2)).copy(),
-        "v": step.read(value[:, :, -step.new :].swapaxes(1, 2)).copy(),
+        "k": _read(key[:, :, -step.new :].swapaxes(1, 2)).copy(),
+        "v": _read(value[:, :, -step.new :].swapaxes(1, 2)).copy(),
         "past_key": key,
         "past_value": value,
         "past_lengths": np.full(step.sequences, step.length - step.new),

@@ -1,7 +1,7 @@
 """The benchmarks: a table of cases, each with its contenders.
 
 A name is family/dtype and then any of: out (results go to other arrays, not in place), norm,
-to-bfloat16, to-int8 (the dtype of the cache).
+to-bfloat16, to-int8, to-int8-hadamard, to-int8-int4-hadamard (the kind of the cache).
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ SHAPES = {
 HEADLINE = ("decode-1", "prefill-512", "prefill-4096")
 USUAL_DTYPES = ("bfloat16", "float32")
 SERVING_TOKENS = (1, 32, 128, 512)
-# Part of a name → dtype of the cache, and whether q and k are normed.
-SERVING = {
-    "": ("float32", False),
-    "/norm": ("float32", True),
-    "/to-bfloat16": ("bfloat16", False),
-    "/to-int8": ("int8", False),
+# Part of a name → kind of the cache.
+CACHES = {"": "float32"}
+CACHES |= {
+    f"/to-{kind}": kind for kind in ("bfloat16", "int8", "int8-hadamard", "int8-int4-hadamard")
 }
-ATTENTION_CACHES = {"": "float32", "/to-bfloat16": "bfloat16", "/to-int8": "int8"}
+# Part of a name → kind of the cache, and whether q and k are normed.
+SERVING = {suffix: (kind, False) for suffix, kind in CACHES.items()}
+SERVING["/norm"] = ("float32", True)
 # Family → its description, and sequences, new tokens of each, tokens of each.
 ATTENTION = {
     "attention-1": ("one token attends to 4000", Attended(1, 1, 4000)),
@@ -164,9 +164,7 @@ def _serving() -> Iterator[Case]:
 
 def _attention() -> Iterator[Case]:
     """Yield attention over the cache of a server: decode steps, and a chunk of a prompt."""
-    for (family, (words, step)), (suffix, cache) in product(
-        ATTENTION.items(), ATTENTION_CACHES.items()
-    ):
+    for (family, (words, step)), (suffix, cache) in product(ATTENTION.items(), CACHES.items()):
         name = f"{family}/float32{suffix}"
         what = f"{words}, {_HEADS}, {cache} cache"
         cached = replace(step, cache_dtype=cache)

@@ -13,8 +13,9 @@ from rope_cpu import Batch, KVCache, RMSNorm, RotaryEmbedding, RotaryPlan
 from rope_cpu.accuracy import reference
 from rope_cpu.accuracy.reference import Exact
 from rope_cpu.accuracy.tolerance import compare, half_ulp
-from rope_cpu.array_types import CACHE_FORMATS, Array, Float64
+from rope_cpu.array_types import CACHE_KINDS, GROUP, VALUE_FORMATS, Array, CacheKind, Float64
 
+from .rotations import UnavailableError
 from .timing import Call
 from .workloads import evenly, normal, pair_sizes
 
@@ -49,8 +50,8 @@ _UNIT = 2.0**-24
 class Appended:
     """The projections of new tokens, the batch that they belong to, and the cache.
 
-    tokens: new tokens, of up to 64 sequences. cache_dtype: of the cache; q, k and v are float32.
-    normed: whether q and k are normed, with weights. copies: allocations of all arrays.
+    tokens: new tokens, of up to 64 sequences. cache_dtype: a key of `CACHE_KINDS`; q, k and v are
+    float32. normed: whether q and k are normed, with weights. copies: allocations of all arrays.
     """
 
     tokens: int
@@ -90,14 +91,19 @@ class Appended:
         return q, k, v
 
     def cache(self) -> KVCache:
-        """Return an empty cache of contiguous arrays, with scales if it is int8."""
+        """Return an empty cache of contiguous arrays."""
         shape = (_MOST_SEQUENCES * _PAGES_OF_SEQUENCE, _PAGE_SIZE, KV_HEADS, HEAD_DIM)
-        row = CACHE_FORMATS[self.cache_dtype]
-        key, value = np.zeros((2, *shape), row.dtype)
-        if row.scale_dtype is None:
-            return KVCache(key, value)
-        key_scale, value_scale = np.zeros((2, *shape[:3]), np.float32)
-        return KVCache(key, value, key_scale=key_scale, value_scale=value_scale)
+        strided = empty_cache(shape, self.kind)
+        arrays: dict[str, Any] = {}
+        for name in ("key", "value", "key_scale", "value_scale"):
+            x = getattr(strided, name)
+            arrays[name] = None if x is None else np.ascontiguousarray(x)
+        return KVCache(**arrays, hadamard=self.kind.hadamard)
+
+    @property
+    def kind(self) -> CacheKind:
+        """The kind of the cache."""
+        return CACHE_KINDS[self.cache_dtype]
 
     @property
     def bytes_accessed(self) -> int:
@@ -105,7 +111,7 @@ class Appended:
         vectors = self.tokens * HEAD_DIM
         read = 4 * vectors * (HEADS + 2 * KV_HEADS + 1)
         queries = 4 * vectors * HEADS
-        return read + queries + 2 * self.tokens * KV_HEADS * cached_vector_bytes(self.cache_dtype)
+        return read + queries + self.tokens * KV_HEADS * cached_pair_bytes(self.kind)
 
     def call(self, function: Callable[..., Array], *outs: Array) -> Call:
         """Return the call of a function of q, k, v, a cache and arrays for rotated vectors."""
@@ -128,13 +134,17 @@ class Appended:
         q_weight, k_weight = self.weights
         exact_q, q_bound = self._rotation(queries, q_weight, tokens)
         exact_k, k_bound = self._rotation(keys, k_weight, tokens)
-        k_bound += self._storage_rounding(exact_k.high[0], cache.key_scale, slots)
-        v_bound = self._storage_rounding(values, cache.value_scale, slots)
+        exact_keys = exact_k.high
+        if self.kind.hadamard:
+            k_bound = _transformed_bound(exact_keys, k_bound)
+            exact_keys = transformed(exact_keys)
+        k_bound += _storage_rounding(exact_keys, self.kind.key, cache.key_scale, slots)
+        v_bound = _storage_rounding(values, self.kind.value, cache.value_scale, slots)
         k_stored = _stored(cache.key, cache.key_scale, slots)
         v_stored = _stored(cache.value, cache.value_scale, slots)
         fractions = [
             compare(exact_q.error(q[None, tokens]), q_bound)[1],
-            compare(exact_k.error(k_stored[None]), k_bound)[1],
+            compare(np.abs(k_stored - exact_keys), k_bound)[1],
             compare(np.abs(v_stored - values), v_bound)[1],
         ]
         return max(fractions)
@@ -151,16 +161,6 @@ class Appended:
             bound += _NORM_ROUNDINGS * _UNIT * pair_sizes(ROPE, vectors)
         return exact, bound
 
-    def _storage_rounding(self, exact: Array, scale: Array | None, slots: Array) -> Float64:
-        """Return the error of the conversion of float32 to the dtype of the cache."""
-        if scale is not None:
-            # Half a step, and the roundings of the scale, of its reciprocal and of a product.
-            step: Float64 = by_slot(scale)[slots, :, None].astype(np.float64)
-            return step * (0.5 + 127 * 3 * _UNIT)
-        if self.cache_dtype == "float32":
-            return np.zeros(exact.shape)
-        return half_ulp(exact, self.cache_dtype)
-
 
 @dataclass(frozen=True)
 class Move:
@@ -174,7 +174,7 @@ class Move:
     @property
     def bytes_accessed(self) -> int:
         """Bytes of the keys, read and written."""
-        return 2 * self.tokens * KV_HEADS * cached_vector_bytes(self.dtype)
+        return 2 * self.tokens * KV_HEADS * _vector_bytes(self.dtype)
 
     @cached_property
     def plan(self) -> RotaryPlan:
@@ -203,11 +203,59 @@ class Move:
         return Call(function, [arguments], self.bytes_accessed, error)
 
 
-def cached_vector_bytes(cache_dtype: str) -> int:
-    """Return the bytes of a cached head vector, with the scale that it may have."""
-    row = CACHE_FORMATS[cache_dtype]
-    scale_bytes = 0 if row.scale_dtype is None else row.scale_dtype.itemsize
-    return HEAD_DIM * row.dtype.itemsize + scale_bytes
+def empty_cache(shape: tuple[int, ...], kind: CacheKind) -> KVCache:
+    """Return a cache of `KVCache.zeros`; shape: (pages, page_size, kv_heads, head_dim)."""
+    key = np.dtype(kind.key)
+    value = np.dtype(kind.value)
+    cache: KVCache = KVCache.zeros(*shape, dtype=key, value_dtype=value, hadamard=kind.hadamard)
+    return cache
+
+
+def cached_pair_bytes(kind: CacheKind) -> int:
+    """Return the bytes of a head's key and value in a cache, with the scales that they may have."""
+    return _vector_bytes(kind.key) + _vector_bytes(kind.value)
+
+
+def _vector_bytes(dtype: str) -> int:
+    row = VALUE_FORMATS[dtype]
+    scales = HEAD_DIM // (row.group or HEAD_DIM)
+    scale_bytes = 0 if row.scale_dtype is None else scales * row.scale_dtype.itemsize
+    return HEAD_DIM // row.packed * row.dtype.itemsize + scale_bytes
+
+
+def transformed(x: Array) -> Float64:
+    """Return head vectors times the Hadamard matrix in natural order."""
+    matrix = np.ones((1, 1))
+    while len(matrix) < HEAD_DIM:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    result: Float64 = x @ matrix / HEAD_DIM**0.5
+    return result
+
+
+def from_4_bits(x: Array, scale: Array) -> Float64:
+    """Return the elements of values that are stored in 4 bits."""
+    groups = x.reshape(*scale.shape, GROUP // 2)
+    numbers = np.concatenate([groups & 15, groups >> 4], axis=-1) - 8.0
+    return (numbers * scale[..., None]).reshape(*x.shape[:-1], HEAD_DIM)
+
+
+def _transformed_bound(exact: Float64, bound: Float64) -> Float64:
+    """Return the errors of transformed vectors whose elements have errors."""
+    roundings = (np.log2(HEAD_DIM) + 1) * _UNIT * np.abs(exact)
+    total = (bound + roundings).sum(axis=-1, keepdims=True) / HEAD_DIM**0.5
+    return np.repeat(total, HEAD_DIM, axis=-1)
+
+
+def _storage_rounding(exact: Array, dtype: str, scale: Array | None, slots: Array) -> Float64:
+    """Return the error of the conversion of float32 to the dtype of keys or of values."""
+    if scale is None:
+        return np.zeros(exact.shape) if dtype == "float32" else half_ulp(exact, dtype)
+    step = np.abs(by_slot(scale)[slots].astype(np.float64))
+    if dtype == "int4":
+        # A step where it ends at 7, the rounding of 8 float16 scales, and that of the step itself.
+        return np.repeat(step, GROUP, axis=-1) * (1 + 10 * 2.0**-11)
+    # Half a step, and the roundings of the scale, of its reciprocal and of a product.
+    return step[..., None] * (0.5 + 127 * 3 * _UNIT)
 
 
 def by_slot(x: Array) -> Array:
@@ -217,6 +265,8 @@ def by_slot(x: Array) -> Array:
 
 def _stored(x: Array, scale: Array | None, slots: Array) -> Float64:
     """Return the cached vectors of slots."""
+    if x.dtype == np.uint8 and scale is not None:
+        return from_4_bits(by_slot(x)[slots], by_slot(scale)[slots])
     stored: Float64 = by_slot(x)[slots].astype(np.float64)
     return stored if scale is None else stored * by_slot(scale)[slots, :, None]
 
@@ -246,6 +296,8 @@ def plan_alone(step: Appended) -> Call:
 
 def plan_and_numpy(step: Appended) -> Call:
     """Norm in NumPy, rotate by a plan, and write to the slots in NumPy."""
+    if step.kind.hadamard:
+        raise UnavailableError(f"{step.cache_dtype} is not written in NumPy")
     plan = step.plan
     slots = step.batch.slot_mapping
     q_weight, k_weight = step.weights

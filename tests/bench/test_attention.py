@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from rope_cpu.bench.attention import Attended
-from rope_cpu.bench.cases import ATTENTION_CACHES, ATTENTION_OURS, ATTENTION_PEERS
+from rope_cpu.bench.cases import ATTENTION_OURS, ATTENTION_PEERS, CACHES
 from rope_cpu.bench.measure import UnavailableError
 
 CONTENDERS = {**ATTENTION_OURS, **ATTENTION_PEERS}
 
 
-@pytest.mark.parametrize("cache_dtype", ATTENTION_CACHES.values())
+@pytest.mark.parametrize("cache_dtype", CACHES.values())
 @pytest.mark.parametrize("shape", [(1, 1, 40), (3, 1, 300), (1, 20, 70)])
 @pytest.mark.parametrize("name", CONTENDERS)
 def test_every_call_attends(name, shape, cache_dtype):
