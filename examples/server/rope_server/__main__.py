@@ -10,7 +10,7 @@ from pathlib import Path
 import uvicorn
 
 from rope_server.app import create_app
-from rope_server.engine import Settings
+from rope_server.engine import CACHES, Settings
 
 DEMO = Path(__file__).with_name("demo")
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
@@ -18,7 +18,7 @@ KEEP_ALIVE = 75  # seconds, longer than the pools of clients and proxies keep a 
 GRACE = "seconds that clients have to end after SIGTERM (default 300)"
 ALLOWED_HOST = "one more name of this server than the local ones; default for another --host: all"
 HELP = {
-    "cache_dtype": "float32, bfloat16 or int8",
+    "cache_dtype": ", ".join(CACHES),
     "pages": "number of pages of the caches",
     "page_size": "tokens on a page",
     "chunk": "tokens of prompts that a step reads",

@@ -55,12 +55,18 @@ class Request:
         return len(self.prompt) + self.max_tokens
 
 
+# Arguments of `KVCache.zeros` for each cache dtype. Large channels of keys need Hadamard in int8.
+CACHES = {name: {"dtype": name} for name in ("float32", "float16", "bfloat16", "int8")}
+CACHES["int8-hadamard"] = {"dtype": "int8", "hadamard": True}
+CACHES["k8v4"] = CACHES["int8-hadamard"] | {"value_dtype": "int4"}
+
+
 @dataclass(frozen=True)
 class Settings:
     """Sizes of an engine.
 
-    pages of page_size tokens. chunk: tokens of prompts that a step reads. sequences: number that
-    take part in a step. queue: number that may wait.
+    cache_dtype: a key of `CACHES`. pages of page_size tokens. chunk: tokens of prompts that a step
+    reads. sequences: number that take part in a step. queue: number that may wait.
     """
 
     cache_dtype: str = "float32"
@@ -71,7 +77,9 @@ class Settings:
     queue: int = 1024
 
     def __post_init__(self) -> None:
-        """Refuse sizes with which no request would be served."""
+        """Refuse another cache dtype, and sizes with which no request would be served."""
+        if self.cache_dtype not in CACHES:
+            raise ValueError(f"cache_dtype is {self.cache_dtype!r}; it must be {', '.join(CACHES)}")
         for name, value in vars(self).items():
             if isinstance(value, int) and value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
@@ -336,6 +344,6 @@ def _cache(facts: rope_cpu.AttentionLayer, settings: Settings) -> rope_cpu.KVCac
         settings.page_size,
         facts.num_kv_heads,
         facts.head_dim,
-        dtype=settings.cache_dtype,
         value_dim=facts.value_dim,
+        **CACHES[settings.cache_dtype],
     )

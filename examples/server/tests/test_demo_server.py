@@ -8,7 +8,7 @@ import torch
 import transformers
 from models import complete, tokens_of
 from rope_server.__main__ import DEMO
-from rope_server.engine import Engine, Settings
+from rope_server.engine import CACHES, Engine, Settings
 from rope_server.model import forward
 from rope_server.sampling import Sampling, log_softmax
 from rope_server.text import Text
@@ -61,19 +61,27 @@ def perplexity(logits, tokens):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "share"), [("float32", 1e-4), ("bfloat16", 0.01), ("int8", 0.03)]
+    ("name", "share"),
+    [
+        ("float32", 1e-4),
+        ("float16", 0.01),
+        ("bfloat16", 0.01),
+        ("int8", 0.03),
+        ("int8-hadamard", 0.03),
+        ("k8v4", 0.03),
+    ],
 )
-def test_perplexity(peer, tokens, dtype, share):
+def test_perplexity(peer, tokens, name, share):
     """The rounding of keys and values costs less than a small share of the perplexity."""
     weights = load(DEMO)
     facts = weights.layers[0].facts
     caches = rope_cpu.KVCache.zeros(
-        1, 512, facts.num_kv_heads, facts.head_dim, dtype=dtype, layers=len(weights.layers)
+        1, 512, facts.num_kv_heads, facts.head_dim, layers=len(weights.layers), **CACHES[name]
     )
     count = len(tokens)
     batch = rope_cpu.Batch(seq_lens=[count], query_lens=[count], page_table=[[0]], page_size=512)
     logits = forward(weights, caches, tokens, batch, [count], range(count))
     found = perplexity(logits, tokens)
     expected = perplexity(logits_of(peer, tokens), tokens)
-    print(f"{dtype}: {found:.4f}, transformers {expected:.4f}")
+    print(f"{name}: {found:.4f}, transformers {expected:.4f}")
     assert found == pytest.approx(expected, rel=share)
