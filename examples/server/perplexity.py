@@ -30,15 +30,15 @@ END = 0  # the token after a document
 
 
 def perplexity(weights: Weights, windows: list[list[int]], kind: dict[str, Any]) -> float:
-    """Return the perplexity of windows of tokens, with caches of a kind."""
+    """Return the perplexity of windows of up to 512 tokens, with caches of a kind."""
     facts = weights.layers[0].facts
     shape = (1, WINDOW, facts.num_kv_heads, facts.head_dim)
     caches = rope_cpu.KVCache.zeros(*shape, layers=len(weights.layers), **kind)
-    size = [WINDOW]
-    batch = rope_cpu.Batch(seq_lens=size, query_lens=size, page_table=[[0]], page_size=WINDOW)
     losses = []
     for tokens in windows:
-        logits = forward(weights, caches, tokens, batch, size, range(WINDOW - 1))
+        size = [len(tokens)]
+        batch = rope_cpu.Batch(seq_lens=size, query_lens=size, page_table=[[0]], page_size=WINDOW)
+        logits = forward(weights, caches, tokens, batch, size, range(len(tokens) - 1))
         losses += [-log_softmax(row)[token] for row, token in zip(logits, tokens[1:], strict=True)]
     return float(np.exp(np.mean(losses)))
 

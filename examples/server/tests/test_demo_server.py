@@ -7,14 +7,12 @@ import pytest
 import torch
 import transformers
 from models import complete, tokens_of
+from perplexity import enlarge_channels, perplexity
 from rope_server.__main__ import DEMO
 from rope_server.engine import CACHES, Engine, Settings
-from rope_server.model import forward
 from rope_server.sampling import Sampling, log_softmax
 from rope_server.text import Text
 from rope_server.weights import load
-
-import rope_cpu
 
 # The beginning of Genesis 1, in the King James Version.
 TEXT = """In the beginning God created the heaven and the earth.
@@ -55,11 +53,6 @@ def test_64_tokens(peer, tokens, length):
     np.testing.assert_allclose(reported, logprobs, rtol=0, atol=2e-4)
 
 
-def perplexity(logits, tokens):
-    chosen = [log_softmax(row)[token] for row, token in zip(logits, tokens[1:], strict=False)]
-    return np.exp(-np.mean(chosen))
-
-
 @pytest.mark.parametrize(
     ("name", "share"),
     [
@@ -73,15 +66,26 @@ def perplexity(logits, tokens):
 )
 def test_perplexity(peer, tokens, name, share):
     """The rounding of keys and values costs less than a small share of the perplexity."""
-    weights = load(DEMO)
-    facts = weights.layers[0].facts
-    caches = rope_cpu.KVCache.zeros(
-        1, 512, facts.num_kv_heads, facts.head_dim, layers=len(weights.layers), **CACHES[name]
-    )
-    count = len(tokens)
-    batch = rope_cpu.Batch(seq_lens=[count], query_lens=[count], page_table=[[0]], page_size=512)
-    logits = forward(weights, caches, tokens, batch, [count], range(count))
-    found = perplexity(logits, tokens)
-    expected = perplexity(logits_of(peer, tokens), tokens)
+    found = perplexity(load(DEMO), [tokens], CACHES[name])
+    chosen = [
+        log_softmax(row)[token]
+        for row, token in zip(logits_of(peer, tokens), tokens[1:], strict=False)
+    ]
+    expected = np.exp(-np.mean(chosen))
     print(f"{name}: {found:.4f}, transformers {expected:.4f}")
     assert found == pytest.approx(expected, rel=share)
+
+
+def test_large_channels_of_keys(tokens):
+    """They change nothing but the rounding of keys in int8, which Hadamard makes small again."""
+    plain = perplexity(load(DEMO), [tokens], CACHES["float32"])
+    weights = load(DEMO)
+    for layer in weights.layers:
+        enlarge_channels(layer)
+    errors = {
+        name: abs(perplexity(weights, [tokens], CACHES[name]) / plain - 1)
+        for name in ("float32", "int8", "int8-hadamard")
+    }
+    print(errors)
+    assert errors["float32"] < 1e-4
+    assert errors["int8-hadamard"] < 0.5 * errors["int8"]
