@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import from_dtype, types
 
-from rope_cpu.array_types import VALUE_FORMATS, CacheKind
+from rope_cpu.array_types import GROUP, VALUE_FORMATS, CacheKind
 from rope_cpu.kernels import compile
 from rope_cpu.kernels.head_vectors import (
     Norm,
@@ -213,13 +213,14 @@ def _append_part(arguments, part, parts):
 def _scratch_size(inputs):
     """Return the number of float32 that a part needs for norms or for other vectors than given.
 
-    They are a number for each head, first its factor of the norm and then that of int8, and room
-    for the head vectors of a token, of which `transform` fills up the last 64 elements.
+    They are a number for each head, first its factor of the norm and then that of int8; room for
+    the head vectors of a token, of which `transform` fills up the last 64 elements; and two numbers
+    for each group of 4 bits.
     """
     q, k, v = inputs
     heads = larger(q.shape[HEAD], larger(k.shape[HEAD], v.shape[HEAD]))
     width = larger(q.shape[ELEMENT], v.shape[ELEMENT])
-    return heads * (1 + width) + _CACHE_LINES
+    return heads * (1 + width + 2 * (width // GROUP)) + _CACHE_LINES
 
 
 # Checks of shapes and aliasing.

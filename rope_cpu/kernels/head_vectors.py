@@ -179,6 +179,25 @@ def scratch_rows(x, scratch):
     return View(start, x.shape, strides, _FLOAT32_BYTES)
 
 
+@partial(compile.device_function, inline=True)
+def _load_transformed(x, i, block, factor):
+    """Return 64 elements after the stages of the transform that they hold both operands of."""
+    v = load(x, i, 64) * splat(factor, 64)
+    if block > 1:
+        v = butterfly(v, 1)
+    if block > 2:
+        v = butterfly(v, 2)
+    if block > 4:
+        v = butterfly(v, 4)
+    if block > 8:
+        v = butterfly(v, 8)
+    if block > 16:
+        v = butterfly(v, 16)
+    if block > 32:
+        v = butterfly(v, 32)
+    return v
+
+
 @compile.device_function
 def transform(x, count, width):
     """Multiply contiguous float32 head vectors by the Hadamard matrix, in place.
@@ -187,22 +206,16 @@ def transform(x, count, width):
     """
     block = width & -width
     factor = _ONE / np.sqrt(np.float32(block))
-    for i in range(0, count, 64):
-        v = load(x, i, 64) * splat(factor, 64)
-        if block > 1:
-            v = butterfly(v, 1)
-        if block > 2:
-            v = butterfly(v, 2)
-        if block > 4:
-            v = butterfly(v, 4)
-        if block > 8:
-            v = butterfly(v, 8)
-        if block > 16:
-            v = butterfly(v, 16)
-        if block > 32:
-            v = butterfly(v, 32)
-        store(x, i, v, False)
-    step = 64
+    if block < 128:
+        for i in range(0, count, 64):
+            store(x, i, _load_transformed(x, i, block, factor), False)
+    else:
+        for i in range(0, count, 128):
+            v = _load_transformed(x, i, 64, factor)
+            w = _load_transformed(x, i + 64, 64, factor)
+            store(x, i, v + w, False)
+            store(x, i + 64, v - w, False)
+    step = 128
     while step < block:
         for start in range(0, count, 2 * step):
             for i in range(start, start + step, 64):
@@ -221,25 +234,34 @@ def write_elements(x, out, scales, scratch):
 
 @compile.device_function
 def quantise_groups(x, out, scales, scratch):
-    """Write float32 head vectors in 4 bits, each group of 32 with a scale in float16.
+    """Write contiguous float32 head vectors in 4 bits, each group of 32 with a scale in float16.
 
     The scale is −1/8 of the element of largest magnitude, the first of several. It is NaN if that
-    is NaN, infinite, or too large for a scale, so that all of the group reads as NaN.
+    is NaN, infinite, or too large for a scale, so that all of the group reads as NaN. After the
+    head vectors there is room for two float32 for each group.
     """
+    groups = x.shape[ELEMENT] // GROUP
+    count = x.shape[HEAD] * groups
+    steps = at(x.pointer, count * GROUP)
+    inverse_steps = at(steps, count)
+    for n in range(count):
+        group = load(x.pointer, n * GROUP, GROUP)
+        largest = largest_lane(larger_magnitude(group, splat(_ZERO, GROUP)))
+        steps[n] = (-largest if comes_first(group, largest) else largest) / np.float32(8)
+    # A loop of its own, as in `write_factors`.
+    for n in range(count):
+        size = abs(steps[n])
+        fits = size < _INFINITE_IN_FLOAT16
+        inverse_steps[n] = _ONE / steps[n] if fits and size > _ZERO_IN_FLOAT16 else _ZERO
+        steps[n] = steps[n] if fits else _NAN
     for head in range(x.shape[HEAD]):
-        source = advance(x.pointer, head * x.strides[HEAD])
         target = advance(out.pointer, head * out.strides[HEAD])
         scale = advance(scales.pointer, head * scales.strides[HEAD])
-        for i in range(0, x.shape[ELEMENT], GROUP):
-            group = load(source, i, GROUP)
-            size = largest_lane(larger_magnitude(group, splat(_ZERO, GROUP))) / np.float32(8)
-            step = -size if comes_first(group, size * np.float32(8)) else size
-            inverse = _ONE / step if size > _ZERO_IN_FLOAT16 else _ZERO
-            if not size < _INFINITE_IN_FLOAT16:
-                step = _NAN
-                inverse = _ZERO
-            store_int4(at(target, i // 2), group * splat(inverse, GROUP))
-            store(scale, i // GROUP, splat(step, 1), False)
+        for group in range(groups):
+            n = head * groups + group
+            elements = load(x.pointer, n * GROUP, GROUP) * splat(inverse_steps[n], GROUP)
+            store_int4(at(target, group * (GROUP // 2)), elements)
+            store(scale, group, splat(steps[n], 1), False)
 
 
 @compile.device_function

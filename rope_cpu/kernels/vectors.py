@@ -230,10 +230,9 @@ def comes_first(typing: Any, v: Any, x: Any) -> Any:
 def _larger(builder: Any, x: Any, y: Any) -> Any:
     """Return the larger of non-negative lanes. As integers NaN is above infinity."""
     integers = ir.VectorType(_I32, x.type.count)
-    is_larger = builder.icmp_unsigned(
-        ">", builder.bitcast(x, integers), builder.bitcast(y, integers)
-    )
-    return builder.select(is_larger, x, y)
+    pair = [builder.bitcast(v, integers) for v in (x, y)]
+    larger = builder.select(builder.icmp_unsigned(">", *pair), *pair)
+    return builder.bitcast(larger, x.type)
 
 
 @intrinsic
