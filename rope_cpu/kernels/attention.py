@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import types
 
-from rope_cpu.array_types import GROUP, CacheKind
+from rope_cpu.array_types import CacheKind
 from rope_cpu.kernels import compile
 from rope_cpu.kernels.append import cache_types
 from rope_cpu.kernels.head_vectors import transform
@@ -38,13 +38,13 @@ from rope_cpu.kernels.vectors import (
     larger_number,
     largest_number,
     load,
+    load_value,
     muladd,
     pointer,
     prefetch,
     sixteen_sums,
     smaller,
     splat,
-    splat_weights,
     store,
     store_quarters,
 )
@@ -125,8 +125,7 @@ class _Vectors(NamedTuple):
     scale: Any  # view (pages, page_size, heads, groups of a head vector), empty without scales
     offsets: Any  # int64 (_ROOM,), in bytes
     scales: Any  # float32 (RANGE,), 1 without scales and for 4 bits
-    group_scales: Any  # float32 (groups, RANGE), for 4 bits
-    group_weights: Any  # float32 (2, ROWS, _ROOM), for 4 bits
+    group_scales: Any  # float32 (RANGE, groups), for 4 bits
     stop: Any  # after the last one of the range
 
 
@@ -140,7 +139,7 @@ class _Scratch(NamedTuple):
     q: Any  # float32 (queries, head_dim), times the scale
     scores: Any  # float32 (queries, _ROOM)
     added: Any  # float32 (queries, value width + 2), the states of a range
-    scales: Any  # float32 (2, RANGE), of keys and values; then the two of groups of `_Vectors`
+    scales: Any  # float32 (2 + groups, RANGE), of keys, of values, and of groups of values
     offsets: Any  # int64 (2, 2, _ROOM), of keys and values, of a range and of the next
     seen: Any  # int64 (queries, 2), where the keys of each query start and stop
 
@@ -228,11 +227,11 @@ def _load_scales(vectors, pages, head, start, stop):
             if elements(vectors.cached.pointer) == 1:
                 store(vectors.scales, index % RANGE + n, load(scales, 0, 1), False)
             else:
-                out = at(vectors.group_scales, index % RANGE + n)
+                out = at(vectors.group_scales, (index % RANGE + n) * groups)
                 for group in range(0, groups & -4, 4):
-                    store_quarters(four(at(out, group * RANGE), RANGE), load(scales, group, 4))
+                    store(out, group, load(scales, group, 4), False)
                 for group in range(groups & -4, groups):
-                    store(out, group * RANGE, load(scales, group, 1), False)
+                    store(out, group, load(scales, group, 1), False)
         index += count
 
 
@@ -344,19 +343,6 @@ def _common(seen, row):
     return smaller(seen[2 * (row | (ROWS - 1))], stop), stop
 
 
-@compile.device_function
-def _weigh_groups(weights, values, element, lanes, start, stop):
-    """Return the weights of four queries times the scales of the groups of some elements."""
-    for group in range((lanes + GROUP - 1) // GROUP):
-        scales = at(values.group_scales, (element // GROUP + group) * RANGE)
-        for row in range(ROWS):
-            own = at(weights, row * _ROOM)
-            out = at(values.group_weights, (group * ROWS + row) * _ROOM)
-            for j in range(start, stop):
-                out[j] = own[j] * scales[j]
-    return values.group_weights
-
-
 def _make_add_common(lanes):
     """Return the device function that adds weighted values to elements i … end − 1 of sums.
 
@@ -364,7 +350,6 @@ def _make_add_common(lanes):
     place of the scores. Meanwhile the keys of the next range are prefetched, a part of each key
     with each part of the elements.
     """
-    step = ROWS * _ROOM  # from the weights of a group of elements to those of the next
 
     # A plain loop over elements would be slower: LLVM would keep the sums in memory.
     @partial(compile.device_function, variant=f"{lanes}")
@@ -372,6 +357,7 @@ def _make_add_common(lanes):
         width = values.width
         size = width + 2
         key_size = next_keys.cached.shape[ELEMENT] * next_keys.cached.itemsize
+        groups = values.scale.shape[ELEMENT]
         for element in range(i, end, lanes):
             first_byte = key_size * element // width & -_LINE
             stop_byte = key_size * (element + lanes) // width & -_LINE
@@ -380,10 +366,7 @@ def _make_add_common(lanes):
             for row in range(0, rows, ROWS):
                 start, stop = _common(seen, row)
                 asked = next_keys.stop if row == 0 else 0
-                own = at(weights, row * _ROOM)
-                if elements(values.cached.pointer) > 1:
-                    own = _weigh_groups(own, values, element, lanes, start, stop)
-                w0, w1, w2, w3 = four(own, _ROOM)
+                w0, w1, w2, w3 = four(at(weights, row * _ROOM), _ROOM)
                 out = four(at(sums, row * size + element), size)
                 s0 = load(out[0], 0, lanes)
                 s1 = load(out[1], 0, lanes)
@@ -394,12 +377,12 @@ def _make_add_common(lanes):
                         key = _vector(next_keys, j)
                         for line in range(first_byte, stop_byte, _LINE):
                             prefetch(advance(key, line))
-                    value = _vector(values, j)
-                    x = load(value, element, lanes)
-                    s0 = muladd(splat_weights(at(w0, j), step, lanes, value), x, s0)
-                    s1 = muladd(splat_weights(at(w1, j), step, lanes, value), x, s1)
-                    s2 = muladd(splat_weights(at(w2, j), step, lanes, value), x, s2)
-                    s3 = muladd(splat_weights(at(w3, j), step, lanes, value), x, s3)
+                    scales = at(values.group_scales, j * groups)
+                    x = load_value(_vector(values, j), element, lanes, scales)
+                    s0 = muladd(splat(w0[j], lanes), x, s0)
+                    s1 = muladd(splat(w1[j], lanes), x, s1)
+                    s2 = muladd(splat(w2[j], lanes), x, s2)
+                    s3 = muladd(splat(w3[j], lanes), x, s3)
                 store_quarters(out, joined((s0, s1, s2, s3)))
 
     return add_common
@@ -415,12 +398,10 @@ def _add_to_one(weights, values, start, stop, sums):
     """Add the weighted values start … stop − 1 of a range to the sums of one query."""
     for j in range(start, stop):
         value = _vector(values, j)
+        scales = at(values.group_scales, j * values.scale.shape[ELEMENT])
         for i in range(values.width):
-            weight = weights[j]
-            if elements(value) > 1:
-                weight *= values.group_scales[i // GROUP * RANGE + j]
-            total = load(sums, i, 1)
-            store(sums, i, muladd(splat(weight, 1), load(value, i, 1), total), False)
+            x = load_value(value, i, 1, scales)
+            store(sums, i, muladd(splat(weights[j], 1), x, load(sums, i, 1)), False)
 
 
 @partial(compile.device_function, inline=True)
@@ -509,12 +490,10 @@ def _attend_range(step, item, head, base, shared, scratch, current, next_keys):
 def scratch_size(rows: int, head_dim: int, value_dim: int, groups: int) -> int:
     """Return how many int64 the scratch memory of a thread takes.
 
-    rows: that of `Step`. groups: of the elements of a value of 4 bits, else 0.
+    rows: that of `Step`. groups: of the scales of a value.
     """
     integers = 4 * _ROOM + 2 * rows + ALIGNMENT // 8
     floats = (2 + groups) * RANGE + rows * (head_dim + _ROOM + value_dim + 2)
-    if groups:
-        floats += 2 * ROWS * _ROOM  # weights of groups
     return integers + -(-floats // 2)
 
 
@@ -530,10 +509,8 @@ def _scratch_of(step, part):
     scores = at(q, step.rows * head_dim)
     added = at(scores, step.rows * _ROOM)
     scales = at(added, step.rows * (step.value_dim + 2))
-    floats = 2 * RANGE
-    if elements(step.value.pointer) > 1:
-        floats += step.value_scale.shape[ELEMENT] * RANGE + 2 * ROWS * _ROOM
-    offsets = cast(np.int64, at(scales, floats))
+    groups = step.value_scale.shape[ELEMENT]
+    offsets = cast(np.int64, at(scales, (2 + groups) * RANGE))
     seen = at(offsets, 4 * _ROOM)
     for i in range(2 * RANGE):
         scales[i] = 1
@@ -559,20 +536,17 @@ def _located(step, item, head, base, scratch, half):
     pages = at(step.pages, item.sequence * step.columns)
     offsets = at(scratch.offsets, half * 2 * _ROOM)
     scales = scratch.scales
-    group_scales = at(scales, 2 * RANGE)
-    group_weights = at(group_scales, step.value_scale.shape[ELEMENT] * RANGE)
-    groups = (group_scales, group_weights)
+    groups = at(scales, 2 * RANGE)
     end = stop - base
-    keys = _Vectors(
-        step.key, step.key.shape[ELEMENT], step.key_scale, offsets, scales, *groups, end
-    )
+    width = step.key.shape[ELEMENT]
+    keys = _Vectors(step.key, width, step.key_scale, offsets, scales, groups, end)
     values = _Vectors(
         step.value,
         step.value_dim,
         step.value_scale,
         at(offsets, _ROOM),
         at(scales, RANGE),
-        *groups,
+        groups,
         end,
     )
     _locate(keys, pages, head, start, stop)

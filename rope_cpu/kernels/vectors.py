@@ -173,16 +173,12 @@ def sixteen_sums(typing: Any, v: Any) -> Any:
 @intrinsic
 def joined(typing: Any, vectors: Any) -> Any:
     """Return the lanes of four vectors as one vector."""
-    lanes = vectors.dtype.lanes
+    kind = Vector(vectors.dtype.real, 4 * vectors.dtype.lanes)
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        v = cgutils.unpack_tuple(builder, args[0])
-        half = ir.Constant(ir.VectorType(_I32, 2 * lanes), list(range(2 * lanes)))
-        whole = ir.Constant(ir.VectorType(_I32, 4 * lanes), list(range(4 * lanes)))
-        low = builder.shuffle_vector(v[0], v[1], half)
-        return builder.shuffle_vector(low, builder.shuffle_vector(v[2], v[3], half), whole)
+        return _in_a_row(builder, cgutils.unpack_tuple(builder, args[0]))
 
-    return Vector(vectors.dtype.real, 4 * lanes)(vectors), emit
+    return kind(vectors), emit
 
 
 def _larger_number(builder: Any, x: Any, y: Any) -> Any:
@@ -404,43 +400,53 @@ def load(typing: Any, start: Any, index: Any, lanes: Any) -> Any:
     real = element if element in _LANES else types.float32
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        if element == types.uint8:
-            return _load_int4(builder, args[0], args[1], count)
-        vector = ir.VectorType(_ELEMENTS[element], count)
-        place = builder.bitcast(builder.gep(args[0], [args[1]]), vector.as_pointer())
-        return _to_float(builder, builder.load(place, align=element.bitwidth // 8), element)
+        return _load_floats(builder, args[0], args[1], element, count)
 
     return Vector(real, count)(start, types.intp, lanes), emit
 
 
 @intrinsic(prefer_literal=True)
-def splat_weights(typing: Any, start: Any, step: Any, lanes: Any, cached: Any) -> Any:
-    """Return the vector of start[0] in every lane, or start[step] in those of a second group.
+def load_value(typing: Any, start: Any, index: Any, lanes: Any, scales: Any) -> Any:
+    """Return what `load` does, and elements of 4 bits, as uint8, times the scales of their groups.
 
-    lanes: a constant. cached: pointer to what is weighted: groups have weights of their own if it
-    has 4 bits, as uint8.
+    lanes: a constant, for 4 bits 1, 16, or a multiple of 32; the index is a multiple of it. scales:
+    pointer to float32, of the groups of the head vector.
     """
+    element = start.dtype
     count = lanes.literal_value
-    has_groups = cached.dtype == types.uint8 and count == 2 * GROUP
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        first = builder.load(args[0])
-        if not has_groups:
-            return _splat(builder, first, count)
-        second = builder.load(builder.gep(args[0], [args[1]]))
-        parts = [_splat(builder, weight, GROUP) for weight in (first, second)]
-        return builder.shuffle_vector(
-            *parts, ir.Constant(ir.VectorType(_I32, count), [*range(count)])
-        )
+        return _load_floats(builder, args[0], args[1], element, count)
 
-    return Vector(types.float32, count)(start, types.intp, lanes, cached), emit
+    def emit_int4(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        start, index, _, scales = args
+        halves = _load_int4(builder, start, index, count)
+        first = builder.udiv(index, index.type(GROUP))
+        groups = range(max(count // GROUP, 1))
+        size = min(count, GROUP)
+        parts = []
+        for n in groups:
+            place = builder.gep(scales, [builder.add(first, index.type(n))])
+            part = _part(builder, halves, n * size, size)
+            parts.append(_scaled_int4(builder, part, builder.load(place)))
+        return _in_a_row(builder, parts)
+
+    result = Vector(types.float32, count)(start, types.intp, lanes, scales)
+    return result, emit_int4 if element == types.uint8 else emit
+
+
+def _load_floats(builder: Any, start: Any, index: Any, element: Any, count: int) -> Any:
+    """Return elements of a Numba type as floats."""
+    vector = ir.VectorType(_ELEMENTS[element], count)
+    place = builder.bitcast(builder.gep(start, [index]), vector.as_pointer())
+    return _to_float(builder, builder.load(place, align=element.bitwidth // 8), element)
 
 
 def _load_int4(builder: Any, start: Any, index: Any, count: int) -> Any:
-    """Return elements of 4 bits, −8 to 7, as float32.
+    """Return integers whose lowest 4 bits are elements of 4 bits, 8 more than their numbers.
 
     Byte i of the 16 of a group holds element i in its low half and i + 16 in its high half. The
-    index is a multiple of the number of lanes: 1, 16, or whole groups, whose bytes are loaded once.
+    bytes of whole groups are loaded once.
     """
     half = GROUP // 2
     size = count // 2 if count >= GROUP else count
@@ -449,19 +455,59 @@ def _load_int4(builder: Any, start: Any, index: Any, count: int) -> Any:
     byte = builder.gep(start, [builder.add(group, builder.urem(index, integer(half)))])
     place = builder.bitcast(byte, ir.VectorType(_I8, size).as_pointer())
     stored = builder.zext(builder.load(place, align=1), ir.VectorType(_I32, size))
-    if count >= GROUP:
-        high = builder.lshr(stored, ir.Constant(stored.type, [4] * size))
-        lanes = [n % half + n // GROUP * half + n // half % 2 * size for n in range(count)]
-        halves = builder.shuffle_vector(
-            stored, high, ir.Constant(ir.VectorType(_I32, count), lanes)
-        )
-    else:
+    if count < GROUP:
         is_high = builder.urem(builder.udiv(index, integer(half)), integer(2))
         shift = builder.trunc(builder.mul(is_high, integer(4)), _I32)
-        halves = builder.lshr(stored, _splat(builder, shift, count))
+        return builder.lshr(stored, _splat(builder, shift, count))
+    high = builder.lshr(stored, ir.Constant(stored.type, [4] * size))
+    lanes = [n % half + n // GROUP * half + n // half % 2 * size for n in range(count)]
+    return builder.shuffle_vector(stored, high, ir.Constant(ir.VectorType(_I32, count), lanes))
+
+
+_TABLE_LANES = 16  # of AVX-512's table
+
+
+def _scaled_int4(builder: Any, halves: Any, scale: Any) -> Any:
+    """Return the numbers of elements of 4 bits times a scale: exactly, in at most 15 bits."""
+    count = halves.type.count
+    if count % _TABLE_LANES == 0 and has_feature("avx512f"):
+        # The products of all 16 numbers are a table, that the lowest 4 bits of a lane are looked up
+        # in by one instruction.
+        floats = ir.VectorType(ir.FloatType(), _TABLE_LANES)
+        numbers = ir.Constant(floats, [float(n) for n in range(-8, 8)])
+        table = builder.fmul(numbers, _splat(builder, scale, _TABLE_LANES))
+        indices = ir.VectorType(_I32, _TABLE_LANES)
+        function = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(floats, [floats, indices]), _LOOK_UP
+        )
+        parts = [
+            builder.call(function, [table, _part(builder, halves, first, _TABLE_LANES)])
+            for first in range(0, count, _TABLE_LANES)
+        ]
+        return _in_a_row(builder, parts)
     low_bits = builder.and_(halves, ir.Constant(halves.type, [15] * count))
     number = builder.sub(low_bits, ir.Constant(halves.type, [8] * count))
-    return builder.sitofp(number, ir.VectorType(ir.FloatType(), count))
+    floats = ir.VectorType(ir.FloatType(), count)
+    return builder.fmul(builder.sitofp(number, floats), _splat(builder, scale, count))
+
+
+_LOOK_UP = "llvm.x86.avx512.permvar.sf.512"
+
+
+def _part(builder: Any, v: Any, first: int, count: int) -> Any:
+    """Return lanes first … first + count − 1 of a vector."""
+    lanes = ir.Constant(ir.VectorType(_I32, count), [*range(first, first + count)])
+    return builder.shuffle_vector(v, v, lanes)
+
+
+def _in_a_row(builder: Any, parts: list[Any]) -> Any:
+    """Return the lanes of 2^n vectors as one vector."""
+    while len(parts) > 1:
+        count = 2 * parts[0].type.count
+        lanes = ir.Constant(ir.VectorType(_I32, count), [*range(count)])
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        parts = [builder.shuffle_vector(*pair, lanes) for pair in pairs]
+    return parts[0]
 
 
 @intrinsic

@@ -331,8 +331,7 @@ def _launch(
     if work.scores * heads * width < _PARALLEL_FROM:
         usable = 1
     rows = -(-work.tokens * (heads // cache.kv_heads) // ROWS) * ROWS
-    groups = value_scale.shape[3] if cache._kind.value == "int4" else 0
-    room = scratch_size(rows, width, cache.value_dim, groups)
+    room = scratch_size(rows, width, cache.value_dim, value_scale.shape[3])
     step = Step(
         q=q,
         key=key,
