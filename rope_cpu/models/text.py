@@ -152,7 +152,11 @@ def language_model(raw: Config) -> tuple[Config, ModelFacts | None, str | None]:
     file around the language model, None without one.
     """
     raw = _with_model_type(raw)
-    known_facts = model_facts(str(raw.get("model_type")))
+    model_type = str(raw.get("model_type"))
+    if model_type in model_types.REFUSED:
+        reason = model_types.REFUSED[model_type]
+        raise ValueError(f"`model_type` is {shown(model_type)}: {reason}")
+    known_facts = model_facts(model_type)
     facts = known_facts or ModelFacts()
     if known_facts is not None and facts.part is None:
         keys.refuse_unread_part(raw, facts.names)

@@ -116,6 +116,7 @@ def ernie(**section):
 
 
 AXIAL = {"rope_type": "axial", "factor": 2.0}
+LLAMA = {"hidden_size": 64, "num_attention_heads": 4, "rope_theta": 1e4}
 
 
 @pytest.mark.parametrize(
@@ -123,6 +124,15 @@ AXIAL = {"rope_type": "axial", "factor": 2.0}
     [
         ({"model_type": "vjepa2"}, "no rotation"),
         ({"model_type": "hunyuan_vl"}, "no rotation"),
+        (
+            LLAMA | {"model_type": "foo", "text_config": LLAMA | {"model_type": "neomme"}},
+            "of their own",
+        ),
+        (LLAMA | {"architectures": ["NeommeModel"]}, "bases of their own"),
+        (
+            {"architectures": ["HunYuanVLForConditionalGeneration"], "text_config": LLAMA},
+            "no rotation",
+        ),
         ({"model_type": "siglip_vision_model"}, "nothing is rotated"),
         ({"model_type": "lightglue"}, "its frequencies are weights"),
         ({"model_type": "efficientloftr", "hidden_size": "256"}, "`hidden_size` is '256'"),
