@@ -105,7 +105,7 @@ class Layer:
     rotated : bool
         False for layers without rotation.
     rope_theta : float, optional
-        The base of this layer alone; None for that of its rope parameters.
+        The base of this layer alone, 0 for no rotation; None for that of its rope parameters.
     rope_parameters : mapping
         Its rope parameters in Hugging Face form.
     spec : RopeSpec, optional

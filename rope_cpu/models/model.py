@@ -1,7 +1,8 @@
 """`Model`: a parsed config, for `from_config`, the commands, the export and the benchmarks.
 
-Each kind of file has an adapter, a module with a subclass of `Model` and a function `parse`
-that makes it from the raw keys: `text`, `vision`, and `gguf` for GGUF files. `reader` chooses one.
+Each kind of file has an adapter, a module with a subclass of `Model` and a function `parse`: from
+the keys of a config in `text` and `vision`, of which the latter returns None for what it does not
+know, and from a path in `gguf`. `reader` chooses one.
 """
 
 from __future__ import annotations
@@ -334,7 +335,7 @@ class Model(ABC):
         except (TypeError, ValueError) as error:
             raise ValueError(f"the config's {error}") from error
         if heads is None:
-            listed = ", ".join(HEADS_KEYS)
+            listed = ", ".join(self.heads_keys)
             raise ValueError(f"the config lacks the number of heads; add one of {listed}")
         return heads, 1 if self.is_latent else kv_heads or heads
 

@@ -145,7 +145,11 @@ REFUSED = reasons_by_type("refused.json")
 
 @cache
 def table_rows() -> dict[str, dict[str, Any]]:
-    """Return the rows of the model table by model type, each extended by the row it is like."""
+    """Return the rows of the model table by model type.
+
+    A row extends the one that it is like, or that of its type in an earlier file: what it says goes
+    first, and its `defaults` are merged.
+    """
     rows: dict[str, dict[str, Any]] = {}
     for name in TABLES:
         for model_type, row in data(name).items():
