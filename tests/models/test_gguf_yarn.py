@@ -128,6 +128,6 @@ def test_heads_by_layer_without_layer_types(pattern, tmp_path):
 
 
 def test_heads_that_a_file_lacks(tmp_path):
-    with pytest.raises(ValueError, match="lacks the number of heads; add one of .*head_count$"):
+    with pytest.raises(ValueError, match=r"lacks the number of heads; add one of .*head_count$"):
         heads(tmp_path, "llama", {})
     assert heads(tmp_path, "llama", {"attention.head_count": 8}) == (8, 8)
