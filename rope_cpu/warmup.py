@@ -201,7 +201,10 @@ def _names(
         is_name = isinstance(dtype, str) and dtype in others
         name = dtype if is_name else known.get(to_dtype(dtype))
         if name is None:
-            rule = f"hold none but {', '.join(known.values())}{did_you_mean(dtype, known.values())}"
+            rule = f"hold none but {', '.join(known.values())}"
+            if others:
+                rule += ", and names of caches such as int8-int4-hadamard"
+            rule += did_you_mean(dtype, [*known.values(), *others])
             raise ArgumentTypeError(argument, Finding.holds(shown(dtype)), rule)
         if name not in names:
             names.append(name)

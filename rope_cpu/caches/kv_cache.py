@@ -72,12 +72,15 @@ class KVCache(Immutable):
         or infinity, and 0 if all elements are below 2^-120. For 4 bits float16,
         (pages, page_size, kv_heads, value width / 32), the scale of each group: −1/8 of its element
         of largest magnitude. An element is (half byte − 8) · scale. The scale is NaN if the group
-        holds NaN, infinity, or numbers from 2^19 on, and 0 if it rounds to 0 in float16.
+        holds NaN, infinity, or numbers from 524,160 on, and 0 if it rounds to 0 in float16.
     hadamard : bool, default False
         Whether keys are stored as H·k. H is the orthonormal Hadamard matrix in natural order, in
-        blocks of the largest power of two that divides head_dim. `append` transforms keys after
-        norm and rotation, and `attention` its queries, whose products with them stay the same. A
-        large channel, which makes int8 coarse for all others, is spread over its block.
+        blocks of the largest power of two that divides head_dim: 1 if that is odd, which changes
+        nothing. `append` transforms keys after norm and rotation, and `attention` its queries,
+        whose products with them stay the same. A large channel, which makes int8 coarse for all
+        others, is spread over its block. So are NaN and infinity, and scales are those of H·k, of
+        which an element is up to sqrt(block) times as large as one of k: in float16, k must be
+        below 65,504 / sqrt(block).
 
     Raises
     ------
@@ -274,7 +277,8 @@ class KVCache(Immutable):
         key = _format_named("dtype", dtype)
         value = key if value_dtype is None else _format_named("value_dtype", value_dtype)
         if width % (value.group or 1):
-            raise ArgumentError("value_dim", width, f"be a multiple of {value.group} for int4")
+            rule = f"be a multiple of {value.group} for int4, by default head_dim"
+            raise ArgumentError("value_dim", width, rule)
         is_transformed = boolean("hadamard", hadamard)
         count = 1 if layers is None else whole_number("layers", layers, most=limits.LAYERS)
         caches = []
@@ -386,14 +390,19 @@ def _format_named(name: str, dtype: object) -> CacheFormat:
         if checked == np.dtype(known):
             return row
     rule = f"be one of {', '.join(formats)}{did_you_mean(dtype, formats)}"
-    raise ArgumentTypeError(name, dtype, rule, _advice(name, checked == np.dtype("int4")))
+    raise ArgumentTypeError(name, dtype, rule, _advice(name, checked))
 
 
-def _advice(name: str, has_4_bits: bool) -> str:
-    """Return the remedy for keys of 4 bits, "" for anything else."""
-    if not has_4_bits or name not in ("key", "dtype"):
+_4_BITS = (np.dtype(np.uint8), np.dtype("int4"))
+
+
+def _advice(name: str, dtype: object) -> str:
+    """Return the remedy for 4 bits, "" for anything else."""
+    if dtype not in _4_BITS:
         return ""
-    return "keys of 4 bits would make the results of attention err by a tenth and more"
+    if name in ("key", "dtype"):
+        return "keys of 4 bits would make the results of attention err by a tenth and more"
+    return "pass 'int4'" if name == "value_dtype" else "pack two elements in a byte of uint8"
 
 
 def _format_of(name: str, x: object) -> str:
@@ -405,7 +414,7 @@ def _format_of(name: str, x: object) -> str:
     if found not in _FORMATS[name]:
         dtypes = [str(row.dtype) for row in _FORMATS[name].values()]
         rule = f"be one of {', '.join(dtypes)} (native byte order)"
-        raise ArgumentTypeError(name, Finding.dtype_of(x), rule, _advice(name, found == "int4"))
+        raise ArgumentTypeError(name, Finding.dtype_of(x), rule, _advice(name, x.dtype))
     return found
 
 
@@ -417,7 +426,7 @@ def _check_shape(name: str, x: Array) -> None:
 
 
 def _check_contiguous(name: str, x: Array) -> None:
-    if x.strides[3] != x.itemsize:
+    if x.shape[3] > 1 and x.strides[3] != x.itemsize:
         rule = f"have a contiguous last axis, of stride {x.itemsize}"
         raise ArgumentError(name, Finding(f"has strides {x.strides}"), rule)
 
@@ -447,15 +456,16 @@ def _checked_scale(
     vectors: shape of the keys or values in elements.
     """
     stored = FORMAT_NAMES[row.dtype]
+    vectors_name = "keys" if name == "key_scale" else "values"
     dtype = row.scale_dtype
     if dtype is None:
         if scale is None:
             return {}
-        rule = f"be left out, as a cache of {stored} has no scales"
+        rule = f"be left out, as {vectors_name} of {stored} have no scales"
         raise ArgumentError(name, Finding("is given"), rule)
     shape = _scale_shape(vectors, row)
     if scale is None:
-        rule = f"be a {dtype} array of shape {shape}, as the cache is {stored}"
+        rule = f"be a {dtype} array of shape {shape}, as {vectors_name} are {stored}"
         raise ArgumentError(name, None, rule)
     if not isinstance(scale, np.ndarray):
         raise not_an_array(name, scale, f" of {dtype}")

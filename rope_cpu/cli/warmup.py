@@ -14,7 +14,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `rope-cpu warmup`."""
     dtypes = f"dtypes to compile for: {DTYPE_LIST} (default: all)"
     parser.add_argument("dtypes", nargs="*", metavar="DTYPE", help=dtypes)
-    caches = f"also compile the kernels for caches of a server of these: {', '.join(CACHE_FORMATS)}"
+    caches = (
+        f"also compile the kernels for caches of a server of these: {', '.join(CACHE_FORMATS)}, "
+        "or of a kind such as int8-int4-hadamard: keys, values, and whether keys are transformed"
+    )
     parser.add_argument("--cache-dtypes", type=_names, metavar="DTYPE[,DTYPE…]", help=caches)
     clear = "delete the cached kernels of this installation; do so before `pip uninstall`"
     parser.add_argument("--clear", action="store_true", help=clear)
@@ -37,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         builds = kernel_builds(args.dtypes or list(DTYPES), args.cache_dtypes)
     for kernel in compile_kernels(builds):
         origin = "compiled" if kernel.compiled else "cached"
-        print_lines([f"{kernel.name:43}{origin:10}{kernel.seconds:7.2f} s"])
+        print_lines([f"{kernel.name:56}{origin:10}{kernel.seconds:7.2f} s"])
         if kernel.cache is not None:
             folders.add(str(kernel.cache))
         total_seconds += kernel.seconds

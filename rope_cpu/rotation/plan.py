@@ -281,7 +281,7 @@ class RotaryPlan:
         Parameters
         ----------
         cache : KVCache
-            A cache of float32, float16 or bfloat16, with keys of the plan's head_dim.
+            A cache whose keys are float32, float16 or bfloat16, of the plan's head_dim.
         slot_mapping : array of int
             The slots of the keys, page · page_size + place, in the order of the plan's tokens:
             (tokens,) for layout thd, otherwise (batch, seq); none twice, and −1 for a token that is
@@ -290,8 +290,8 @@ class RotaryPlan:
         Raises
         ------
         TypeError, ValueError
-            If an argument does not fit. Nothing is written then. int8 is refused, because its keys
-            would be rounded to 8 bits a second time.
+            If an argument does not fit. Nothing is written then. Keys in int8 are refused, because
+            they would be rounded to 8 bits a second time, and those times a Hadamard matrix.
 
         Notes
         -----

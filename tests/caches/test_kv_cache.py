@@ -237,8 +237,15 @@ REFUSED = [
     (lambda: KVCache(zeros(*SHAPE, dtype="u1"), KEY), TypeError, "`key` has dtype uint8"),
     (lambda: KVCache(zeros(*SHAPE, dtype="u1"), KEY), TypeError, "keys of 4 bits would make"),
     (lambda: KVCache(KEY, zeros(*SHAPE, dtype="i2")), TypeError, "`value` has .* int8, uint8"),
+    (lambda: KVCache(zeros(*SHAPE, dtype="int4"), KEY), TypeError, "keys of 4 bits would make"),
+    (lambda: KVCache(KEY, zeros(*SHAPE, dtype="int4")), TypeError, "pack two elements in a byte"),
+    (lambda: KVCache(KEY, INT4, key_scale=SCALE), ValueError, "as keys of float32 have no scales"),
     (lambda: KVCache(KEY, zeros(*SHAPE, dtype="u1")), ValueError, "`value` .* multiple of 32"),
-    (lambda: KVCache(KEY, INT4), ValueError, r"`value_scale` is None; .*float16 .*2, 3, 4, 2"),
+    (
+        lambda: KVCache(KEY, INT4),
+        ValueError,
+        r"`value_scale` .*float16 .*2, 3, 4, 2\), as values are int4",
+    ),
     (lambda: four_bits(zeros(*SHAPE[:3], 2)), TypeError, "`value_scale` has dtype float32"),
     (lambda: four_bits(zeros(*SHAPE[:3], dtype="f2")), ValueError, "groups of 32"),
     (lambda: four_bits(zeros(*SHAPE[:3], 4, dtype="f2")[..., ::2]), ValueError, "contiguous"),
@@ -282,7 +289,7 @@ REFUSED = [
     (lambda: new(dtype=None), TypeError, "`dtype` is None; it must be one of float32, .*int8"),
     (lambda: new(dtype="f8"), TypeError, "`dtype` is 'f8'"),
     (lambda: new(dtype="int4"), TypeError, "`dtype` is 'int4'; .*keys of 4 bits would make"),
-    (lambda: new(value_dtype="uint8"), TypeError, "`value_dtype` is 'uint8'; .*int8, int4"),
+    (lambda: new(value_dtype="uint8"), TypeError, "`value_dtype` is 'uint8'; .*pass 'int4'"),
     (lambda: new(value_dtype="int4"), ValueError, "`value_dim` is 8; .*multiple of 32"),
     (lambda: new(hadamard=None), TypeError, "`hadamard` is None"),
     (lambda: new(dtype=">f4"), TypeError, "`dtype` is '>f4'"),
@@ -301,6 +308,13 @@ REFUSED = [
         "`value_scale` shares memory with `key`",
     ),
 ]
+
+
+def test_an_axis_of_one_element_is_contiguous():
+    scale = zeros(2, 3, 4, dtype="f2")[..., None]
+    cache = KVCache(KEY, zeros(2, 3, 4, 16, dtype="u1"), value_scale=scale)
+    assert cache.value_dim == 32
+    assert KVCache(SCALE[..., None], SCALE.copy()[..., None]).head_dim == 1
 
 
 def new(**changes):

@@ -115,7 +115,12 @@ def test_each_input_dtype_has_kernels_for_each_kind_of_cache():
 
 @pytest.mark.parametrize(
     ("cache_dtypes", "held"),
-    [("float64", "'float64'"), (["int8", "uint8"], "'uint8'"), ([None], "None")],
+    [
+        ("float64", "'float64'"),
+        (["int8", "uint8"], "'uint8'"),
+        ([None], "None"),
+        ("int8-int4-hadamrd", "'int8-int4-hadamrd'"),
+    ],
 )
 def test_warmup_refuses_other_cache_dtypes(cache_dtypes, held):
     rule = "it must hold none but float32, float16, bfloat16, int8"
