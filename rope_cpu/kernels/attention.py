@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import types
 
-from rope_cpu.array_types import CacheKind
+from rope_cpu.array_types import VALUE_FORMATS, CacheKind
 from rope_cpu.kernels import compile
 from rope_cpu.kernels.append import cache_types
 from rope_cpu.kernels.head_vectors import transform
@@ -704,8 +704,8 @@ def _type_in_parts(kind: types.Type) -> types.Type:
 def attention_part(kind: CacheKind, name: str) -> Any:
     """Return a compiled part of the kernel for a kind of cache; name: a key of `PARTS`."""
     step = types.NamedTuple(map(_type_in_parts, _step_types(kind)), Step)
-    # int8 takes 1.02 of the time at level 1.
-    level = 3 if {"int8", "int4"} & {kind.key, kind.value} else 1
+    has_scales = any(VALUE_FORMATS[name].scale_dtype is not None for name in kind[:2])
+    level = 3 if has_scales else 1  # int8 takes 1.02 of the time at level 1
     return compile.compile_part(PARTS[name], f"attention_{name}_{kind}", step, level)
 
 

@@ -175,9 +175,21 @@ class Step:
         sequences = [attending.Sequence(*part) for part in parts]
         error = np.abs(y - attending.exactly(q, sequences, options)).max()
         allowed = attending.bound(q, sequences, options)
-        if self.kind.hadamard:  # a rounding of each of its stages, and of the factor
-            allowed *= 2
+        if self.kind.hadamard:
+            allowed += self.transform_bound(q, keys)
         assert error <= allowed * np.abs(values).max(), (error, self.kind, options)
+
+    def transform_bound(self, q, keys):
+        """Return a bound on the errors of scores that the transform of queries makes.
+
+        Each stage, and the factor, rounds once, and the stages after it keep the norm of the error.
+        A product is then off by that times the norm of the key. The products of transformed vectors
+        are rounded, too: the sum of their magnitudes is at most the product of the norms.
+        """
+        width = q.shape[-1]
+        roundings = np.log2(width & -width) + 2 + 32 + width / 8  # those of `attending.bound`
+        norms = [np.linalg.norm(x, axis=-1).max() for x in (q, keys)]
+        return UNIT * roundings * width**-0.5 * norms[0] * norms[1]
 
 
 @pytest.mark.parametrize("name", [*KINDS, *OTHERS])
