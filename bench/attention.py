@@ -11,7 +11,7 @@ import rope_cpu
 from rope_cpu import Batch, KVCache, RotaryEmbedding
 from rope_cpu.accuracy.attention import attention as reference
 from rope_cpu.accuracy.attention import exactly
-from rope_cpu.array_types import CACHE_KINDS, DTYPES, GROUP, Array, CacheKind
+from rope_cpu.array_types import CACHE_KINDS, DTYPES, Array, CacheKind
 
 from .peers import onnx_session
 from .rotations import UnavailableError, require_modules
@@ -19,9 +19,9 @@ from .serving import (
     HEAD_DIM,
     HEADS,
     KV_HEADS,
+    cached,
     cached_pair_bytes,
     empty_cache,
-    from_4_bits,
     transformed,
 )
 from .timing import Call
@@ -30,9 +30,8 @@ from .workloads import evenly
 # Exported attention rotates. Frequencies of 0 do not change queries and keys, and take as long.
 _NO_ROTATION = RotaryEmbedding.from_inv_freq(np.zeros(HEAD_DIM // 2))
 
-# Scale of the vectors of int8 caches. onnxruntime has one for the whole cache, so all have this.
-INT8_SCALE = 1 / 32
-_INT4_SCALE = 1 / 2
+# Scales of the numbers of caches. onnxruntime has one for the whole cache, so all have the same.
+_SCALES = {"int8": 1 / 64, "int4": 1 / 4}
 
 _CHECKED_TOKENS = 3
 
@@ -72,22 +71,28 @@ class Attended:
         return random.standard_normal((self.sequences * self.new, HEADS, HEAD_DIM), np.float32)
 
     def keys_and_values(self) -> tuple[Array, Array]:
-        """Return what a cache holds, heads first: (sequences, kv_heads, length, head_dim) each."""
+        """Return what a cache holds, heads first: (sequences, kv_heads, length, …) each."""
         random = np.random.default_rng(2)
         shape = (self.sequences, KV_HEADS, self.length, HEAD_DIM)
-        dtypes = (self.kind.key, self.kind.value)
-        key, value = (_stored(random.standard_normal(shape, np.float32), name) for name in dtypes)
-        return key, value
+
+        def stored(dtype: str) -> Array:
+            if dtype == "int8":
+                return random.integers(-127, 128, shape, np.int8)
+            if dtype == "int4":
+                return random.integers(0, 256, (*shape[:-1], HEAD_DIM // 2), np.uint8)
+            return random.standard_normal(shape, np.float32).astype(DTYPES[dtype], copy=False)
+
+        return stored(self.kind.key), stored(self.kind.value)
 
     def cache(self) -> KVCache:
         """Return the cache."""
-        key, value = (x.swapaxes(1, 2) for x in self.keys_and_values())
-        cache = empty_cache(key.shape, self.kind)
-        cache.key[...] = key
-        cache.value[...] = value
+        key, value = self.keys_and_values()
+        cache = empty_cache((self.sequences, self.length, KV_HEADS, HEAD_DIM), self.kind)
+        cache.key[...] = key.swapaxes(1, 2)
+        cache.value[...] = value.swapaxes(1, 2)
         if cache.key_scale is not None and cache.value_scale is not None:
-            cache.key_scale[...] = INT8_SCALE
-            cache.value_scale[...] = INT8_SCALE if self.kind.value == "int8" else _INT4_SCALE
+            cache.key_scale[...] = _SCALES[self.kind.key]
+            cache.value_scale[...] = _SCALES[self.kind.value]
         return cache
 
     @property
@@ -97,7 +102,7 @@ class Attended:
 
     def error(self, result: Array) -> float:
         """Return the largest error / tolerance of vectors of all tokens: above 1 is wrong."""
-        key, value = (_read(x) for x in self.keys_and_values())
+        cache = self.cache()
         queries = self.queries()
         results = result.reshape(queries.shape)
         if self.kind.hadamard:
@@ -105,33 +110,19 @@ class Attended:
         ratios = []
         for token in evenly(len(queries), _CHECKED_TOKENS):
             sequence = token // self.new
-            last = self.length - self.new + token % self.new
-            k, v = (exactly(x[sequence, None, :, : last + 1]) for x in (key, value))
+            seen = self.length - self.new + token % self.new + 1
+            index = (slice(sequence, sequence + 1), slice(seen))
+            k, v = (exactly(x).by_head() for x in cached(cache, index))
             q = exactly(queries[None, token, :, None])
             exact = reference(q, k, v, scale=HEAD_DIM**-0.5, mask=np.zeros(1)).result
             ratios.append(exact.compare(results[None, token, :, None])[1])
         return max(ratios)
 
 
-def _stored(x: Array, dtype: str) -> Array:
-    """Return keys or values as a cache holds them."""
-    if dtype == "int4":
-        numbers = np.clip(np.rint(x / _INT4_SCALE) + 8, 0, 15).astype(np.uint8)
-        groups = numbers.reshape(*x.shape[:-1], -1, 2, GROUP // 2)
-        packed: Array = groups[..., 0, :] | groups[..., 1, :] << 4
-        return packed.reshape(*x.shape[:-1], -1)
-    if dtype == "int8":
-        return np.clip(np.rint(x / np.float32(INT8_SCALE)), -127, 127).astype(np.int8)
-    return x.astype(DTYPES[dtype], copy=False)
-
-
 def _read(x: Array) -> Array:
-    """Return stored keys or values as float32."""
-    if x.dtype == np.uint8:
-        scale = np.full((*x.shape[:-1], HEAD_DIM // GROUP), _INT4_SCALE)
-        return from_4_bits(x, scale).astype(np.float32)
+    """Return stored keys or values as float32, by one pass over them."""
     read: Array = x.astype(np.float32)
-    return read * np.float32(INT8_SCALE) if x.dtype == np.int8 else read
+    return read * np.float32(_SCALES["int8"]) if x.dtype == np.int8 else read
 
 
 def attention(step: Attended) -> Call:
@@ -144,7 +135,7 @@ def attention(step: Attended) -> Call:
     def run(q: Array) -> Array:
         return rope_cpu.attention(q, cache, batch, out=out)
 
-    return Call(run, [(q,)], step.bytes_accessed, step.error)
+    return Call(run, [(q,)], lambda y: y)
 
 
 def numpy_attention(step: Attended) -> Call:
@@ -174,7 +165,7 @@ def numpy_attention(step: Attended) -> Call:
         by_head = y.reshape(HEADS, step.new, HEAD_DIM)
         return np.ascontiguousarray(by_head.swapaxes(0, 1))
 
-    return Call(run, [(step.queries(),)], step.bytes_accessed, step.error)
+    return Call(run, [(step.queries(),)], lambda y: y)
 
 
 def onnx_attention(step: Attended) -> Call:
@@ -209,7 +200,7 @@ def onnx_attention(step: Attended) -> Call:
     }
     if is_int8:
         for name in ("k_scale", "v_scale"):
-            feeds[name] = np.full((1, KV_HEADS, 1, HEAD_DIM), INT8_SCALE, np.float32)
+            feeds[name] = np.full((1, KV_HEADS, 1, HEAD_DIM), _SCALES["int8"], np.float32)
     y = np.empty_like(feeds["q"])
     call = export.bind(onnx_session(model), feeds, {"attention": y})
-    return Call(call, [()], step.bytes_accessed, lambda _: step.error(y))
+    return Call(call, [()], lambda _: y)

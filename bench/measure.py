@@ -33,8 +33,8 @@ Contenders = Mapping[str, Callable[[Any], Call]]
 class Case:
     """Contenders that are timed together; what: one line of description.
 
-    workload: their argument. Its `bytes_accessed` by a call are scaled as the limit of the
-        machine, in as many allocations as it has `copies`.
+    workload: their argument. Its method `error` checks results. Its `bytes_accessed` by a call are
+        scaled as the limit of the machine, in as many allocations as it has `copies`.
     ours, peers: contenders of rope_cpu and of other libraries. Ratios are relative to the first.
     default: whether a run without patterns includes the case.
     """
@@ -53,23 +53,26 @@ def measure(case: Case, effort: Effort | None = None) -> Result:
     bytes_of_row = _ALLOCATED * case.workload.bytes_accessed * case.workload.copies
     needed = bytes_of_row * (len(case.ours) + len(case.peers))
     if needed > available_memory():
-        reason = f"needs {needed / 2**30:.1f} GiB of memory, more than is free"
-        result.rows.append(Timing("all rows", "ours", "skipped", reason))
+        problem = f"skipped: needs {needed / 2**30:.1f} GiB of memory, more than is free"
+        result.rows.append(Timing("all rows", "", problem))
         return result
     calls = []
-    # The limit comes last: kernels of rope_cpu choose the threading layer of Numba.
-    roles = {"ours": case.ours, "peer": case.peers, "limit": _limits()}
-    for role, contenders in roles.items():
+    for role, contenders in {"ours": case.ours, "peer": case.peers}.items():
         for name, prepare in contenders.items():
             row = Timing(name, role)
             result.rows.append(row)
-            call = _checked_call(row, partial(prepare, case.workload))
+            call = _checked_call(row, prepare, case.workload)
             if call is not None:
                 calls.append(call)
-    if calls:
-        samples_of_calls = interleave(calls, effort or Effort(budget=_BUDGET * len(calls)))
-        for row, samples in zip(result.timed(), samples_of_calls, strict=True):
-            row.samples = samples
+    # The limit comes last: kernels of rope_cpu choose the threading layer of Numba.
+    for threads in sorted({1, rope_cpu.get_num_threads()}):
+        size = case.workload.bytes_accessed
+        row = Timing(f"limit, {_threads(threads)}", "limit", bytes_accessed=size)
+        result.rows.append(row)
+        calls.append(_limit(threads, case.workload))
+    samples_of_calls = interleave(calls, effort or Effort(budget=_BUDGET * len(calls)))
+    for row, samples in zip(result.timed("ours", "peer", "limit"), samples_of_calls, strict=True):
+        row.samples = samples
     return result
 
 
@@ -84,17 +87,11 @@ def on_threads(case: Case, counts: Sequence[int]) -> Case:
     return replace(case, ours=ours, peers={})
 
 
-def _limits() -> Contenders:
-    """Return the scaling of as many bytes in place: on one thread, and on the number in use."""
-    counts = sorted({1, rope_cpu.get_num_threads()})
-    return {f"limit, {_threads(count)}": partial(_limit, count) for count in counts}
-
-
 def _limit(threads: int, workload: Any) -> Call:
     """Return the scaling of arrays; scaling one reads and writes the bytes of a call together."""
     size = workload.bytes_accessed // 8 * 4  # bytes of whole floats
     arrays = [allocate(size).view(np.float32) for _ in range(workload.copies)]
-    return Call(scale, [(x, _ONE, threads) for x in arrays], workload.bytes_accessed)
+    return Call(scale, [(x, _ONE, threads) for x in arrays])
 
 
 @njit(error_model="numpy")
@@ -119,28 +116,25 @@ def _threads(count: int) -> str:
     return "1 thread" if count == 1 else f"{count} threads"
 
 
-def _checked_call(row: Timing, prepare: Callable[[], Call]) -> Call | None:
-    """Prepare a call, call it once, and check the result if there is a check.
+def _checked_call(row: Timing, prepare: Callable[[Any], Call], workload: Any) -> Call | None:
+    """Prepare a call, call it once, and check its results.
 
     Returns None if it cannot be timed, with the reason in `row`.
     """
     try:
-        call = prepare()
+        call = prepare(workload)
         call.before_sample()
         returned = call.function(*call.argument_sets[0])
-        row.bytes_accessed = call.bytes_accessed
-        if call.error is not None:
-            row.error = call.error(returned)
+        if call.results is not None:
+            row.bytes_accessed = workload.bytes_accessed
+            row.error = workload.error(call.results(returned))
     except UnavailableError as reason:
-        row.status = "skipped"
-        row.reason = str(reason)
+        row.problem = f"skipped: {reason}"
         return None
     except Exception as error:  # a peer that fails here must not end the run of the others
-        row.status = "failed"
-        row.reason = f"{type(error).__name__}: {first_line(error)}"
+        row.problem = f"failed: {type(error).__name__}: {first_line(error)}"
         return None
     if row.error is not None and not row.error <= 1:  # NaN is an error, too
-        row.status = "wrong"
-        row.reason = f"its error is {row.error:.3g} times the tolerance; not timed"
+        row.problem = f"wrong: its error is {row.error:.3g} times the tolerance; not timed"
         return None
     return call

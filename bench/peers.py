@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -19,7 +18,7 @@ import numpy as np
 import rope_cpu
 from rope_cpu.array_types import DTYPES, Array
 
-from .rotations import UnavailableError, require_modules, require_whole_heads, rotation_call
+from .rotations import UnavailableError, require_modules, require_whole_heads
 from .timing import Call
 from .workloads import Pair, Workload
 
@@ -56,13 +55,10 @@ def torch_call(workload: Workload, compiled: bool = False) -> Call:
     tables = [_tensor(table.astype(DTYPES[workload.dtype])) for table in workload.wide_cos_sin()]
     argument_sets = [(*(_tensor(x.swapaxes(1, 2)) for x in pair), *tables) for pair in pairs]
 
-    def results(returned: Any) -> Pair:
-        q, k = (tensor.float().numpy().swapaxes(1, 2) for tensor in returned)
-        return q, k
+    def results(returned: Any) -> list[Array]:
+        return [tensor.float().numpy().swapaxes(1, 2) for tensor in returned]
 
-    return rotation_call(
-        workload, rotate, argument_sets, pairs[0], arithmetic="own", results=results
-    )
+    return Call(rotate, argument_sets, results)
 
 
 def _tensor(x: Array) -> Any:
@@ -102,14 +98,14 @@ def jax_jit(workload: Workload) -> Call:
         rotated[1].block_until_ready()
         return rotated
 
-    pairs = workload.arrays()
-    argument_sets = [tuple(jnp.asarray(x.swapaxes(1, 2)) for x in pair) for pair in pairs]
+    argument_sets = [
+        tuple(jnp.asarray(x.swapaxes(1, 2)) for x in pair) for pair in workload.arrays()
+    ]
 
-    def results(returned: Any) -> Pair:
-        q, k = (np.asarray(x).swapaxes(1, 2) for x in returned)
-        return q, k
+    def results(returned: Any) -> list[Array]:
+        return [np.asarray(x).swapaxes(1, 2) for x in returned]
 
-    return rotation_call(workload, call, argument_sets, pairs[0], results=results)
+    return Call(call, argument_sets, results)
 
 
 def exported_run(target: str, workload: Workload) -> Call:
@@ -123,9 +119,7 @@ def exported_run(target: str, workload: Workload) -> Call:
         outputs: list[Array] = session.run(None, feeds)
         return outputs
 
-    pairs = workload.arrays()
-    results = partial(_shaped, pairs[0])
-    return rotation_call(workload, run, pairs, pairs[0], arithmetic="own", results=results)
+    return Call(run, workload.arrays(), tuple)
 
 
 def exported_bound(target: str, workload: Workload) -> Call:
@@ -157,10 +151,9 @@ def _bound(workload: Workload, session: Any, tables: dict[str, Array]) -> Call:
     """Return a call of a session on bound arrays, into which views of packed ones are copied."""
     from rope_cpu.export import bind
 
-    pairs = workload.arrays()
     ids = _position_ids(workload)
     argument_sets = []
-    for (q, k), out in zip(pairs, workload.outputs(), strict=True):
+    for (q, k), out in zip(workload.arrays(), workload.outputs(), strict=True):
         feeds = {"q": _flat(q), "k": _flat(k), "position_ids": ids, **tables}
         outputs = {"q_rot": _flat(out[0]), "k_rot": _flat(out[1])}
         views = [(feeds["q"].reshape(q.shape), q), (feeds["k"].reshape(k.shape), k)]
@@ -173,8 +166,7 @@ def _bound(workload: Workload, session: Any, tables: dict[str, Array]) -> Call:
         step()
         return outputs
 
-    results = partial(_shaped, pairs[0])
-    return rotation_call(workload, run, argument_sets, pairs[0], arithmetic="own", results=results)
+    return Call(run, argument_sets, tuple)
 
 
 def _exported_session(target: Any, workload: Workload, dtypes: Sequence[str]) -> Any:
@@ -215,9 +207,3 @@ def _flat(x: Array) -> Array:
     """Return (batch, seq, heads, head_dim) as contiguous (batch, seq, width)."""
     batch, tokens, _, _ = x.shape
     return np.ascontiguousarray(x).reshape(batch, tokens, -1)
-
-
-def _shaped(inputs: Pair, outputs: Any) -> Pair:
-    """Return flat outputs in the shapes of the inputs."""
-    q, k = (output.reshape(x.shape) for x, output in zip(inputs, outputs, strict=True))
-    return q, k

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
 
@@ -34,30 +33,6 @@ def require_whole_heads(workload: Workload) -> None:
         raise UnavailableError("rotates whole head vectors only")
 
 
-def rotation_call(
-    workload: Workload,
-    function: Callable[..., Any],
-    argument_sets: Sequence[tuple[Any, ...]],
-    inputs: Pair,
-    *,
-    arithmetic: str = "float32",
-    results: Callable[[Any], Pair] = tuple,
-) -> Call:
-    """Return a call whose first result is checked against the exact rotation.
-
-    inputs: q and k of the first set, as NumPy arrays; copied, since a call may overwrite them.
-    arithmetic: see `Workload.error`. results: converts a returned value to NumPy arrays.
-    """
-    tokens = workload.checked_tokens
-    originals = [x[:, tokens] for x in inputs]
-
-    def error(returned: Any) -> float:
-        pairs = zip(originals, results(returned), strict=True)
-        return max(workload.error(x, result[:, tokens], arithmetic) for x, result in pairs)
-
-    return Call(function, argument_sets, workload.bytes_accessed, error)
-
-
 def plan(workload: Workload) -> Call:
     """Rotate by a plan into given arrays."""
     return _call_into(workload, workload.rope.plan(workload.ids))
@@ -70,8 +45,7 @@ def plan_unaligned_out(workload: Workload) -> Call:
 
 def plan_new_arrays(workload: Workload) -> Call:
     """Rotate by a plan that allocates its results."""
-    pairs = workload.arrays()
-    return rotation_call(workload, workload.rope.plan(workload.ids), pairs, pairs[0])
+    return Call(workload.rope.plan(workload.ids), workload.arrays(), tuple)
 
 
 def make_plan(workload: Workload) -> Call:
@@ -93,9 +67,7 @@ def _call_into(workload: Workload, function: Callable[..., Pair]) -> Call:
     def rotate(q: Array, k: Array, out: Pair) -> Pair:
         return function(q, k, out=out)
 
-    argument_sets = workload.argument_sets()
-    q, k, _ = argument_sets[0]
-    return rotation_call(workload, rotate, argument_sets, (q, k))
+    return Call(rotate, workload.argument_sets(), tuple)
 
 
 def rotate_half(workload: Workload) -> Call:
@@ -117,5 +89,4 @@ def rotate_half(workload: Workload) -> Call:
         wide = (x.astype(workload.compute_dtype, copy=False) for x in (q, k))
         return [rotate(x).astype(q.dtype, copy=False) for x in wide]
 
-    pairs = workload.arrays()
-    return rotation_call(workload, rotate_both, pairs, pairs[0])
+    return Call(rotate_both, workload.arrays(), tuple)

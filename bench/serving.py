@@ -11,13 +11,12 @@ import numpy as np
 
 from rope_cpu import Batch, KVCache, RMSNorm, RotaryEmbedding, RotaryPlan
 from rope_cpu.accuracy import reference
-from rope_cpu.accuracy.reference import Exact
-from rope_cpu.accuracy.tolerance import compare, half_ulp
-from rope_cpu.array_types import CACHE_KINDS, GROUP, VALUE_FORMATS, Array, CacheKind, Float64
+from rope_cpu.accuracy.tolerance import compare
+from rope_cpu.array_types import CACHE_KINDS, VALUE_FORMATS, Array, CacheKind, Float64
 
 from .rotations import UnavailableError
 from .timing import Call
-from .workloads import evenly, normal, pair_sizes
+from .workloads import evenly, normal
 
 HEADS = 32
 KV_HEADS = 8
@@ -39,11 +38,11 @@ _INT8_MOST = np.float32(127)
 
 # Added to the mean of squares by the norms.
 EPS = 1e-6
-# Float32 roundings of the norm of a head vector, in whatever order its squares are added: of each
-# square, each sum and the mean (half of them, since the square root follows), of eps, the root, its
-# reciprocal, the two products.
-_NORM_ROUNDINGS = (HEAD_DIM + 2) / 2 + 5
-_UNIT = 2.0**-24
+
+# The largest errors of results, as shares of the largest element of their head vector: the 72
+# roundings of a norm and a rotation in float32; half a unit in the last place; half a step of 127,
+# and a step of 8, since the steps end at 7, each with some roundings of their scale.
+_TOLERANCES = {"float32": 72 * 2.0**-24, "bfloat16": 2.0**-8, "int8": 0.51 / 127, "int4": 1.02 / 8}
 
 
 @dataclass(frozen=True)
@@ -116,50 +115,39 @@ class Appended:
     def call(self, function: Callable[..., Array], *outs: Array) -> Call:
         """Return the call of a function of q, k, v, a cache and arrays for rotated vectors."""
         cache = self.cache()
+        return Call(function, [(*self.projections(), cache, *outs)], lambda q: (q, cache))
 
-        def error(q: Array) -> float:
-            return self.error(q, cache)
-
-        arguments = (*self.projections(), cache, *outs)
-        return Call(function, [arguments], self.bytes_accessed, error)
-
-    def error(self, q: Array, cache: KVCache) -> float:
+    def error(self, results: tuple[Array, KVCache]) -> float:
         """Return the largest error / tolerance of the queries and of the cache: above 1 is wrong.
 
-        q: the rotated queries of `projections`.
+        results: the rotated queries of `projections`, and the cache.
         """
+        q_rot, cache = results
         tokens = evenly(self.tokens, _CHECKED_TOKENS)
-        slots = self.batch.slot_mapping[tokens]
-        queries, keys, values = (x[tokens] for x in self.projections())
+        places = np.divmod(self.batch.slot_mapping[tokens], _PAGE_SIZE)
+        stored_k, stored_v = cached(cache, places)
+        q, k, v = (x[tokens] for x in self.projections())
         q_weight, k_weight = self.weights
-        exact_q, q_bound = self._rotation(queries, q_weight, tokens)
-        exact_k, k_bound = self._rotation(keys, k_weight, tokens)
-        exact_keys = exact_k.high
+        exact_k = self._rotated(k, k_weight, tokens)
         if self.kind.hadamard:
-            k_bound = _transformed_bound(exact_keys, k_bound)
-            exact_keys = transformed(exact_keys)
-        k_bound += _storage_rounding(exact_keys, self.kind.key, cache.key_scale, slots)
-        v_bound = _storage_rounding(values, self.kind.value, cache.value_scale, slots)
-        k_stored = _stored(cache.key, cache.key_scale, slots)
-        v_stored = _stored(cache.value, cache.value_scale, slots)
+            exact_k = transformed(exact_k)
         fractions = [
-            compare(exact_q.error(q[None, tokens]), q_bound)[1],
-            compare(np.abs(k_stored - exact_keys), k_bound)[1],
-            compare(np.abs(v_stored - values), v_bound)[1],
+            _fraction(q_rot[tokens], self._rotated(q, q_weight, tokens), "float32"),
+            _fraction(stored_k, exact_k, self.kind.key),
+            _fraction(stored_v, v, self.kind.value),
         ]
         return max(fractions)
 
-    def _rotation(self, x: Array, weight: Array, tokens: Array) -> tuple[Exact, Float64]:
-        """Return normed and rotated vectors, and the tolerance of their float32 results."""
+    def _rotated(self, x: Array, weight: Array, tokens: Array) -> Float64:
+        """Return exact normed and rotated vectors."""
         vectors = x.astype(np.float64)
         if self.normed:
             mean = np.mean(vectors**2, axis=-1, keepdims=True)
             vectors = vectors / np.sqrt(mean + EPS) * weight.astype(np.float64)
         ids = self.batch.cache_position[None, tokens]
-        exact, bound = reference.rotation(ROPE.spec, vectors[None], ids, dtype="float32")
-        if self.normed:
-            bound += _NORM_ROUNDINGS * _UNIT * pair_sizes(ROPE, vectors)
-        return exact, bound
+        exact, _ = reference.rotation(ROPE.spec, vectors[None], ids)
+        rotated: Float64 = exact.high[0]
+        return rotated
 
 
 @dataclass(frozen=True)
@@ -191,16 +179,12 @@ class Move:
         """Return normal keys, (tokens, kv_heads, head_dim)."""
         return normal((self.tokens, KV_HEADS, HEAD_DIM), self.dtype, _START)
 
-    def call(self, function: Callable[..., object], keys: Array, *arguments: Any) -> Call:
-        """Return the call of a function of some arguments that moves `keys` in place."""
+    def error(self, moved: Array) -> float:
+        """Return the largest error / tolerance of moved `keys`: above 1 is wrong."""
         tokens = evenly(self.tokens, _CHECKED_TOKENS)
         ids = np.full((1, len(tokens)), self.delta)
-        exact, bound = reference.rotation(ROPE.spec, keys[None, tokens], ids)
-
-        def error(_: object) -> float:
-            return compare(exact.error(keys[None, tokens]), bound)[1]
-
-        return Call(function, [arguments], self.bytes_accessed, error)
+        exact, bound = reference.rotation(ROPE.spec, self.keys()[None, tokens], ids)
+        return compare(exact.error(moved[None, tokens]), bound)[1]
 
 
 def empty_cache(shape: tuple[int, ...], kind: CacheKind) -> KVCache:
@@ -232,43 +216,33 @@ def transformed(x: Array) -> Float64:
     return result
 
 
-def from_4_bits(x: Array, scale: Array) -> Float64:
-    """Return the elements of values that are stored in 4 bits."""
-    groups = x.reshape(*scale.shape, GROUP // 2)
-    numbers = np.concatenate([groups & 15, groups >> 4], axis=-1) - 8.0
-    return (numbers * scale[..., None]).reshape(*x.shape[:-1], HEAD_DIM)
+def cached(cache: KVCache, index: Any) -> tuple[Float64, Float64]:
+    """Return keys and values of a cache; index: of pages, and of tokens on them."""
+    arrays = (cache.key, cache.key_scale), (cache.value, cache.value_scale)
+    key, value = (_read(x[index], None if scale is None else scale[index]) for x, scale in arrays)
+    return key, value
 
 
-def _transformed_bound(exact: Float64, bound: Float64) -> Float64:
-    """Return the errors of transformed vectors whose elements have errors."""
-    roundings = (np.log2(HEAD_DIM) + 1) * _UNIT * np.abs(exact)
-    total = (bound + roundings).sum(axis=-1, keepdims=True) / HEAD_DIM**0.5
-    return np.repeat(total, HEAD_DIM, axis=-1)
-
-
-def _storage_rounding(exact: Array, dtype: str, scale: Array | None, slots: Array) -> Float64:
-    """Return the error of the conversion of float32 to the dtype of keys or of values."""
+def _read(x: Array, scale: Array | None) -> Float64:
+    """Return stored head vectors; scale: one of each vector, or of each of its groups."""
     if scale is None:
-        return np.zeros(exact.shape) if dtype == "float32" else half_ulp(exact, dtype)
-    step = np.abs(by_slot(scale)[slots].astype(np.float64))
-    if dtype == "int4":
-        # A step where it ends at 7, the rounding of 8 float16 scales, and that of the step itself.
-        return np.repeat(step, GROUP, axis=-1) * (1 + 10 * 2.0**-11)
-    # Half a step, and the roundings of the scale, of its reciprocal and of a product.
-    return step[..., None] * (0.5 + 127 * 3 * _UNIT)
+        return x.astype(np.float64)
+    numbers = x.reshape(*scale.shape, -1)
+    if x.dtype == np.uint8:  # in 4 bits, first those of the first half of a group
+        numbers = np.concatenate([numbers & 15, numbers >> 4], axis=-1) - 8.0
+    elements = numbers * scale[..., None].astype(np.float64)
+    return elements.reshape(*x.shape[:-1], HEAD_DIM)
+
+
+def _fraction(result: Array, exact: Array, dtype: str) -> float:
+    """Return the largest error / tolerance of head vectors that were rounded to a dtype."""
+    largest = np.abs(exact).max(axis=-1, keepdims=True)
+    return compare(np.abs(result - exact), _TOLERANCES[dtype] * largest)[1]
 
 
 def by_slot(x: Array) -> Array:
     """Return a view of a contiguous cache array (pages, page_size, …) as (slots, …)."""
     return x.reshape(-1, *x.shape[2:])
-
-
-def _stored(x: Array, scale: Array | None, slots: Array) -> Float64:
-    """Return the cached vectors of slots."""
-    if x.dtype == np.uint8 and scale is not None:
-        return from_4_bits(by_slot(x)[slots], by_slot(scale)[slots])
-    stored: Float64 = by_slot(x)[slots].astype(np.float64)
-    return stored if scale is None else stored * by_slot(scale)[slots, :, None]
 
 
 def append(step: Appended) -> Call:
@@ -335,10 +309,10 @@ def rotate_cached(move: Move) -> Call:
     keys = move.keys()
     paged = keys.reshape(-1, _PAGE_SIZE, KV_HEADS, HEAD_DIM)
     cache = KVCache(paged, np.zeros_like(paged))
-    return move.call(move.plan.rotate_cached, keys, cache, move.slots())
+    return Call(move.plan.rotate_cached, [(cache, move.slots())], lambda _: keys)
 
 
 def rotate_contiguous(move: Move) -> Call:
     """Rotate as many contiguous keys in place."""
     keys = move.keys()
-    return move.call(move.plan.rotate, keys, keys, keys)
+    return Call(move.plan.rotate, [(keys, keys)], lambda moved: moved)

@@ -24,9 +24,9 @@ WARM_UP_SECONDS = 0.006
 WARM_UP_CALLS = 8
 # A longer call needs no warm-up: its arrays fit no cache.
 LONG_CALL = 0.01
-# The minimum number of rounds, and the factor by which slow or interrupted calls may exceed the
-# budget.
-_FEWEST_ROUNDS = 5
+# The minimum number of rounds, since fewer have no interval of 95 % confidence, and the factor by
+# which slow or interrupted calls may exceed the budget.
+_FEWEST_ROUNDS = 6
 _OVERRUN = 3.0
 # Samples by which the speed at one allocation is judged.
 _SAMPLES_PER_ALLOCATION = 3
@@ -42,15 +42,14 @@ class Call:
 
     argument_sets: sets of arguments for the same work on arrays of different allocations; timed
         calls take the first.
-    bytes_accessed: bytes that a call reads and writes, 0 where the number means nothing.
-    error: returns the largest ratio of error to tolerance of a returned value; above 1 is wrong.
+    results: converts what a call returns to the results that the workload checks. None for a part
+        of the work: it is not checked, and the bytes of the workload mean nothing for it.
     before_sample: called untimed before each sample, to set the number of threads.
     """
 
     function: Callable[..., Any]
     argument_sets: Sequence[tuple[Any, ...]]
-    bytes_accessed: int = 0
-    error: Callable[[Any], float] | None = None
+    results: Callable[[Any], Any] | None = None
     before_sample: Callable[[], object] = nothing
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import cached_property
 from importlib import resources
 from typing import Any
 
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from rope_cpu import RotaryEmbedding
 from rope_cpu.accuracy import reference
 from rope_cpu.accuracy.tolerance import compare, half_ulp
-from rope_cpu.array_types import COMPUTE_DTYPES, DTYPES, Array
+from rope_cpu.array_types import COMPUTE_DTYPES, DTYPES, Array, Float64
 from rope_cpu.machine import last_level_cache
 
 Pair = tuple[Array, Array]
@@ -134,27 +133,32 @@ class Workload:
         outputs = pairs if self.in_place else self.outputs()
         return [(q, k, out) for (q, k), out in zip(pairs, outputs, strict=True)]
 
-    @cached_property
-    def checked_tokens(self) -> Array:
-        """The tokens whose results are checked: first, last and evenly between."""
-        _, tokens = self.shape
-        return evenly(tokens, _CHECKED_TOKENS)
+    def error(self, results: Pair) -> float:
+        """Return the largest error / tolerance of rotated q and k: above 1 they are wrong.
 
-    def error(self, x: Array, result: Array, arithmetic: str) -> float:
-        """Return the largest error / tolerance of `result`: above 1 it is wrong.
-
-        x, result: (batch, checked tokens, heads, head_dim).
-        arithmetic: "float32" if all steps but the last are at least that precise; "own" if each
-            step (cos and sin, two products, a sum) rounds to the dtype.
+        A call may round each step (cos and sin, two products, a sum) to the dtype.
         """
-        spec = self.rope.spec
         _, tokens = self.shape
-        ids = self.ids.reshape(-1, tokens, self.rope.axes)[:, self.checked_tokens]
-        exact, bound = reference.rotation(spec, x, ids, dtype=self.dtype)
-        if arithmetic == "own":
-            largest = self.rope.attention_factor * pair_sizes(self.rope, x)
-            bound = bound + 4 * half_ulp(largest, self.dtype)
-        return compare(exact.error(result), bound)[1]
+        checked = evenly(tokens, _CHECKED_TOKENS)
+        ids = self.ids.reshape(-1, tokens, self.rope.axes)[:, checked]
+        fractions = []
+        inputs = self.arrays()[0]  # anew, since calls overwrite theirs
+        for array, rotated in zip(inputs, results, strict=True):
+            x = array[:, checked]
+            exact, bound = reference.rotation(self.rope.spec, x, ids, dtype=self.dtype)
+            bound += 4 * half_ulp(self.rope.attention_factor * self._pair_sizes(x), self.dtype)
+            result = rotated.reshape(array.shape)[:, checked]
+            fractions.append(compare(exact.error(result), bound)[1])
+        return max(fractions)
+
+    def _pair_sizes(self, x: Array) -> Float64:
+        """Return |x_a| + |x_b| of the pair of each element; 0 for those that are not rotated."""
+        first, second = self.rope.spec.pair_elements()
+        size = np.abs(x.astype(np.float64))
+        sizes = np.zeros_like(size)
+        for elements in (first, second):
+            sizes[..., elements] = size[..., first] + size[..., second]
+        return sizes
 
     def _contiguous_pairs(self, aligned: bool) -> list[Pair]:
         return [
@@ -165,16 +169,6 @@ class Workload:
     def _filled(self, heads: int, copy: int, aligned: bool) -> Array:
         start = 0 if aligned else _NUMPY_ALIGNMENT * (copy + 1) % _CACHE_LINE
         return normal((*self.shape, heads, self.rope.head_dim), self.dtype, start)
-
-
-def pair_sizes(rope: RotaryEmbedding, x: Array) -> NDArray[np.float64]:
-    """Return |x_a| + |x_b| of the pair of each element of x; 0 for those that are not rotated."""
-    first, second = rope.spec.pair_elements()
-    size = np.abs(x.astype(np.float64))
-    sizes = np.zeros_like(size)
-    for elements in (first, second):
-        sizes[..., elements] = size[..., first] + size[..., second]
-    return sizes
 
 
 def evenly(count: int, most: int) -> Array:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from rope_cpu.arguments.texts import escaped, shown
 from rope_cpu.bench import plot, report
 from rope_cpu.bench.cases import all_cases
 from rope_cpu.bench.measure import Case, measure
-from rope_cpu.bench.results import Run, environment, save
+from rope_cpu.bench.results import environment
 from rope_cpu.bench.workloads import MODELS, Model
 from rope_cpu.cli import command_line
 from rope_cpu.cli.command_line import print_lines, write_errors
@@ -44,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     threads = "number of threads; several numbers, such as 1,2,4, are compared"
     add("--threads", type=_thread_counts, metavar="N[,N…]", default=(), help=threads)
     add("--json", type=Path, metavar="FILE", help="write all samples")
-    add("--plot", type=Path, metavar="FILE", help="draw the times as dots (.png or .svg)")
+    add("--plot", type=Path, metavar="FILE", help="draw the times as bars (.png or .svg)")
 
 
 def _thread_counts(text: str) -> tuple[int, ...]:
@@ -85,15 +87,22 @@ def _run(args: argparse.Namespace) -> int:
     model = model_from_arguments(args)
     cases = select(_all_cases(args, model), args.patterns)
     shapes = f"{model.name}: {model.heads} + {model.kv_heads} heads of {model.rope.head_dim}"
-    run = Run(shapes, environment())
-    _time(run, cases)
+    facts = environment()
+    print_lines(report.heading(facts, shapes))
+    results = []
+    for case in cases:
+        print_lines([f"{case.name}: {case.what}"])
+        results.append(measure(case))
+        print_lines(report.case_lines(results[-1]))
     if args.json:
+        cases_run = [asdict(result) for result in results]
+        content = {"model": shapes, "environment": facts, "cases": cases_run}
         with write_errors(args.json):
-            save(run, args.json)
+            args.json.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", "utf-8")
     if args.plot:
         with write_errors(args.plot):
-            plot.save(run, args.plot)
-    return int(any(case.broken for case in run.cases))
+            plot.save(results, args.plot)
+    return int(any(result.broken for result in results))
 
 
 def model_from_arguments(args: argparse.Namespace) -> Model:
@@ -143,13 +152,3 @@ def _matching(cases: Sequence[Case], pattern: str) -> list[str]:
     if not found:
         raise ArgumentError("pattern", pattern, "match a case", "`--list` shows all cases")
     return found
-
-
-def _time(run: Run, cases: list[Case]) -> None:
-    """Measure the cases, and print each as soon as it is measured."""
-    print_lines(report.heading(run.environment, run.model))
-    for case in cases:
-        print_lines([f"{case.name}: {case.what}"[: report.WIDTH]])
-        result = measure(case)
-        run.cases.append(result)
-        print_lines(report.case_lines(result))

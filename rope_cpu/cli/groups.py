@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_cpu.arguments import limits
 from rope_cpu.arguments.texts import escaped
 from rope_cpu.array_types import Float64, Int64
 from rope_cpu.cli.command_line import usage_errors
 from rope_cpu.frequencies import scaling
-from rope_cpu.frequencies.rope_types import ROPE_TYPES
 from rope_cpu.frequencies.spec import RopeSpec
 from rope_cpu.models.model import Model
 from rope_cpu.models.model_types import data
@@ -28,14 +26,10 @@ class Axis:
     """A position axis: a row of axes.json.
 
     name: such as "row", "" for the only axis. unit: of its positions, in the plural.
-    extent: largest distance between two positions, None if the config alone determines it.
-    step: distance between the positions for which scores are computed.
     """
 
     name: str
     unit: str
-    extent: float | None = None
-    step: float = 1.0
 
 
 AXES = {kind: Axis(**row) for kind, row in data("axes.json").items()}
@@ -150,29 +144,6 @@ class Group:
         if len(kinds) < count:
             return tuple(Axis(f"axis {number}", "positions") for number in range(count))
         return tuple(AXES[kind] for kind in kinds)
-
-    @cached_property
-    def contexts(self) -> dict[str, int]:
-        """The original context, for rope types that have one, and the maximum context.
-
-        Empty for positions that are no tokens. Types whose factor may follow from both, as YaRN's,
-        reach `factor` times the original context if the config's maximum is not larger.
-        """
-        spec = self.spec
-        if spec is None or any(axis.extent for axis in self.axes):
-            return {}
-        maximum = self.config.maximum_length
-        reads = ROPE_TYPES[spec.rope_type].parameters if spec.rope_type in ROPE_TYPES else {}
-        original = 0
-        if spec.length_rule is not None:
-            original = spec.length_rule.original_length
-        elif "original_max_position_embeddings" in reads:
-            original = int(self.parameters.get("original_max_position_embeddings", maximum))
-            factor = self.parameters.get("factor")
-            if maximum <= original and factor is not None and "max_position_embeddings" in reads:
-                maximum = round(min(factor * original, limits.WHOLE))
-        found = {"original context": original} if original else {}
-        return found | ({"maximum context": maximum} if maximum > original else {})
 
 
 def from_arguments(config: Model, args: argparse.Namespace) -> list[Group]:

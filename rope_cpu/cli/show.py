@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--plot",
         type=Path,
         metavar="FILE",
-        help="also plot wavelengths and the decay of scores with distance (.png or .svg)",
+        help="also plot the wavelengths of all pairs (.png or .svg)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         from rope_cpu.cli.show_plot import draw
 
         with command_line.write_errors(args.plot):
-            draw(found).savefig(args.plot, dpi=130)
+            draw([group for group in found if group.spec]).savefig(args.plot)
     if args.json:
         lines = json.dumps(described, indent=2).split("\n")
     else:

@@ -54,21 +54,13 @@ def test_patterns_select_cases(cases, pattern, names):
     assert [case.name for case in select(list(cases.values()), [pattern])] == names
 
 
-def test_a_listing_has_names_and_descriptions(bench, cases, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")  # where no description is in two lines
+def test_a_listing_has_names_and_descriptions(bench, cases, capsys):
     assert bench("--list", "prefill-512/*") == 0
     lines = capsys.readouterr().out.splitlines()
     listed = select(list(cases.values()), ["prefill-512/*"])
     assert [(line[0], *line[2:].split(maxsplit=1)) for line in lines] == [
         ("*" if case.default else " ", case.name, case.what) for case in listed
     ]
-
-
-@pytest.mark.parametrize("columns", [60, 80, 100])
-def test_a_listing_fits_the_width(columns, bench, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    assert bench("--list") == 0
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= columns
 
 
 def test_a_run_prints_and_writes(bench, capsys, tmp_path):

@@ -29,11 +29,11 @@ def check(result, exact, roundings, more=0.0):
     assert (np.abs(result - exact) <= bound).all()
 
 
-def check_is_noticed(call, returned, x, index):
-    """Check that the error of a call tells another number of a cache from its own."""
+def check_is_noticed(step, results, x, index):
+    """Check that the error of a step tells another number of a cache from its own."""
     own = x[index]
     x[index] ^= 64
-    assert call.error(returned) > 1
+    assert step.error(results) > 1
     x[index] = own
 
 
@@ -48,8 +48,8 @@ def test_every_step_norms_rotates_and_writes(prepare, tokens, cache_dtype, is_no
     except UnavailableError as reason:
         pytest.skip(str(reason))
     (arguments,) = call.argument_sets
-    returned = call.function(*arguments)
-    assert call.error(returned) <= 1
+    q_rot, cache = results = call.results(call.function(*arguments))
+    assert step.error(results) <= 1
     # A mean of 128 squares and the factor, besides a rotation.
     roundings = 4
     if is_normed:
@@ -58,12 +58,11 @@ def test_every_step_norms_rotates_and_writes(prepare, tokens, cache_dtype, is_no
         k = normed(k, k_weight)
         roundings += 128 / 2 + 6
     positions = step.batch.cache_position
-    check(returned, rotated(q, positions), roundings)
-    cache = arguments[3]
+    check(q_rot, rotated(q, positions), roundings)
     pages, places = np.divmod(step.batch.slot_mapping, cache.page_size)
     if step.kind.hadamard:
         for x in (cache.key, cache.value):
-            check_is_noticed(call, returned, x, (pages[0], places[0], 0, 0))
+            check_is_noticed(step, results, x, (pages[0], places[0], 0, 0))
         return
     for name, exact in (("key", rotated(k, positions)), ("value", v)):
         stored = getattr(cache, name)[pages, places].astype(np.float64)
@@ -81,8 +80,7 @@ def test_a_wrong_step_is_seen():
     step = Appended(8, "int8")
     call = serving.append(step)
     (arguments,) = call.argument_sets
-    queries = call.function(*arguments)
-    cache = arguments[3]
+    queries, cache = results = call.results(call.function(*arguments))
     place = divmod(int(step.batch.slot_mapping[3]), cache.page_size)
     for vector in (
         queries[3, 1],
@@ -90,10 +88,10 @@ def test_a_wrong_step_is_seen():
         cache.value[place][1],
         cache.key_scale[place],
     ):
-        assert call.error(queries) <= 1
+        assert step.error(results) <= 1
         right = vector[0]
         vector[0] += 2
-        assert call.error(queries) > 1
+        assert step.error(results) > 1
         vector[0] = right
 
 
@@ -103,10 +101,10 @@ def test_every_move_rotates_all_keys(prepare, dtype):
     move = Move(dtype, tokens=64)
     call = prepare(move)
     (arguments,) = call.argument_sets
-    keys = arguments[0] if isinstance(arguments[0], np.ndarray) else arguments[0].key
+    keys = call.results(call.function(*arguments))
     exact = rotated(move.keys().astype(np.float64), np.full(64, -256))
-    assert call.error(call.function(*arguments)) <= 1
+    assert move.error(keys) <= 1
     rounding = 2.0**-9 * 2 * np.abs(exact) if dtype == "bfloat16" else 0.0
-    check(keys.reshape(64, 8, 128).astype(np.float64), exact, 4, rounding)
+    check(keys.astype(np.float64), exact, 4, rounding)
     keys[...] = 1
-    assert call.error(None) > 1
+    assert move.error(keys) > 1
