@@ -124,8 +124,7 @@ class _Vectors(NamedTuple):
     width: Any  # in elements
     scale: Any  # view (pages, page_size, heads, groups of a head vector), empty without scales
     offsets: Any  # int64 (_ROOM,), in bytes
-    scales: Any  # float32 (RANGE,), 1 without scales and for 4 bits
-    group_scales: Any  # float32 (RANGE, groups), for 4 bits
+    scales: Any  # float32 (RANGE, groups), where its scales are loaded to
     stop: Any  # after the last one of the range
 
 
@@ -212,26 +211,32 @@ def _locate(vectors, pages, head, start, stop):
 
 
 @compile.device_function
+def _copy_scales(start, count, out):
+    """Write neighbouring scales to float32."""
+    for i in range(0, count & -16, 16):
+        store(out, i, load(start, i, 16), False)
+    for i in range(count & -16, count):
+        store(out, i, load(start, i, 1), False)
+
+
+@compile.device_function
 def _load_scales(vectors, pages, head, start, stop):
     """Load the scales, if any, of the keys start … stop − 1 of a sequence, or of its values."""
     scale = vectors.scale
     page_size = scale.shape[TOKEN]
     groups = scale.shape[ELEMENT]
+    row = groups * scale.itemsize
     index = start
     while page_size > 0 and index < stop:
         place = index % page_size
         count = smaller(page_size - place, stop - index)
         first = advance(scale.pointer, row_offset(scale, pages[index // page_size], place, head))
-        for n in range(count):
-            scales = advance(first, n * scale.strides[TOKEN])
-            if elements(vectors.cached.pointer) == 1:
-                store(vectors.scales, index % RANGE + n, load(scales, 0, 1), False)
-            else:
-                out = at(vectors.group_scales, (index % RANGE + n) * groups)
-                for group in range(0, groups & -4, 4):
-                    store(out, group, load(scales, group, 4), False)
-                for group in range(groups & -4, groups):
-                    store(out, group, load(scales, group, 1), False)
+        out = at(vectors.scales, index % RANGE * groups)
+        if scale.strides[TOKEN] == row:
+            _copy_scales(first, count * groups, out)
+        else:
+            for n in range(count):
+                _copy_scales(advance(first, n * scale.strides[TOKEN]), groups, at(out, n * groups))
         index += count
 
 
@@ -312,13 +317,14 @@ def _largest(scores, start, stop):
 
 
 @partial(compile.device_function, fastmath={"contract", "reassoc"})
-def _weigh(scores, key_scales, value_scales, start, stop, softcap):
+def _weigh(scores, scales, start, stop, softcap):
     """Turn the products of a query into weights times scales of values.
 
-    Return the largest score, and the sum of the weights.
+    scales: of keys, and then of values. Return the largest score, and the sum of the weights.
     """
+    value_scales = at(scales, RANGE)
     for j in range(start, stop):
-        score = scores[j] * key_scales[j]
+        score = scores[j] * scales[j]
         # The difference of two scores of -inf would be NaN. `max` would lose NaN.
         scores[j] = _LOWEST if score < _LOWEST else score
     if softcap > 0:
@@ -377,7 +383,7 @@ def _make_add_common(lanes):
                         key = _vector(next_keys, j)
                         for line in range(first_byte, stop_byte, _LINE):
                             prefetch(advance(key, line))
-                    scales = at(values.group_scales, j * groups)
+                    scales = at(values.scales, j * groups)
                     x = load_value(_vector(values, j), element, lanes, scales)
                     s0 = muladd(splat(w0[j], lanes), x, s0)
                     s1 = muladd(splat(w1[j], lanes), x, s1)
@@ -398,7 +404,7 @@ def _add_to_one(weights, values, start, stop, sums):
     """Add the weighted values start … stop − 1 of a range to the sums of one query."""
     for j in range(start, stop):
         value = _vector(values, j)
-        scales = at(values.group_scales, j * values.scale.shape[ELEMENT])
+        scales = at(values.scales, j * values.scale.shape[ELEMENT])
         for i in range(values.width):
             x = load_value(value, i, 1, scales)
             store(sums, i, muladd(splat(weights[j], 1), x, load(sums, i, 1)), False)
@@ -479,7 +485,7 @@ def _attend_range(step, item, head, base, shared, scratch, current, next_keys):
     for row in range(rows):
         scores = at(scratch.scores, row * _ROOM)
         largest, total = _weigh(
-            scores, keys.scales, values.scales, seen[2 * row], seen[2 * row + 1], step.softcap
+            scores, scratch.scales, seen[2 * row], seen[2 * row + 1], step.softcap
         )
         state = at(scratch.added, row * (width + 2))
         state[width] = largest
@@ -536,18 +542,13 @@ def _located(step, item, head, base, scratch, half):
     pages = at(step.pages, item.sequence * step.columns)
     offsets = at(scratch.offsets, half * 2 * _ROOM)
     scales = scratch.scales
-    groups = at(scales, 2 * RANGE)
+    # Scales of groups, of two elements in a byte, are not those that weights are multiplied by.
+    value_scales = at(scales, RANGE * elements(step.value.pointer))
     end = stop - base
     width = step.key.shape[ELEMENT]
-    keys = _Vectors(step.key, width, step.key_scale, offsets, scales, groups, end)
+    keys = _Vectors(step.key, width, step.key_scale, offsets, scales, end)
     values = _Vectors(
-        step.value,
-        step.value_dim,
-        step.value_scale,
-        at(offsets, _ROOM),
-        at(scales, RANGE),
-        groups,
-        end,
+        step.value, step.value_dim, step.value_scale, at(offsets, _ROOM), value_scales, end
     )
     _locate(keys, pages, head, start, stop)
     _locate(values, pages, head, start, stop)
