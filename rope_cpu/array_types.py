@@ -49,6 +49,7 @@ LAYOUT_AXES: dict[str, tuple[int | None, int, int]] = {
     "sbhd": (1, 0, 2),
     "thd": (None, 0, 1),
 }
+LAYOUTS = tuple(LAYOUT_AXES)
 
 # The integers that kernels take 16-bit floats as.
 INTEGER_VIEWS = {"float16": np.dtype(np.int16), "bfloat16": np.dtype(np.uint16)}
@@ -70,6 +71,10 @@ class CacheFormat(NamedTuple):
     scale_dtype: np.dtype[Any] | None = None
     packed: int = 1
     group: int | None = None
+
+    def scale_shape(self, vectors: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the scales of vectors (pages, page_size, kv_heads, width)."""
+        return vectors[:3] if self.group is None else (*vectors[:3], vectors[3] // self.group)
 
 
 # The formats of keys by name, and those of values, which may have 4 bits.
@@ -96,21 +101,13 @@ class CacheKind(NamedTuple):
 
     def __str__(self) -> str:
         """Return the name, such as "int8", "int8-int4" or "int8-int4-hadamard"."""
-        parts = [self.key]
-        if self.value != self.key:
-            parts.append(self.value)
-        if self.hadamard:
-            parts.append("hadamard")
-        return "-".join(parts)
+        stored = dict.fromkeys((self.key, self.value))  # each once
+        return "-".join(stored) + ("-hadamard" if self.hadamard else "")
 
 
 # The kinds by name, and the formats by the dtypes of arrays.
-CACHE_KINDS = {
-    str(kind): kind
-    for kind in itertools.starmap(
-        CacheKind, itertools.product(CACHE_FORMATS, VALUE_FORMATS, (False, True))
-    )
-}
+_KINDS = itertools.product(CACHE_FORMATS, VALUE_FORMATS, (False, True))
+CACHE_KINDS = {str(kind): kind for kind in itertools.starmap(CacheKind, _KINDS)}
 
 FORMAT_NAMES = {row.dtype: name for name, row in VALUE_FORMATS.items()}
 

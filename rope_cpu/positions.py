@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import count, groupby, repeat
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -166,8 +166,8 @@ def grid(
     scales = scalars.per_axis("scale", scale, len(counts))
     with np.errstate(over="ignore"):
         coordinates = [
-            (np.arange(count) + axis_start) * axis_scale
-            for count, axis_start, axis_scale in zip(counts, starts, scales, strict=True)
+            (np.arange(size) + axis_start) * axis_scale
+            for size, axis_start, axis_scale in zip(counts, starts, scales, strict=True)
         ]
     for axis_coordinates in coordinates:
         # Not the limit itself: 2^53 + 1 may have been rounded to it.
@@ -377,12 +377,11 @@ def mrope(
         steps = np.repeat(steps, frames)
         videos = np.repeat(videos, frames, axis=0)
         videos[:, 0] = 1
-    image_steps = np.ones(len(images), dtype=np.float32)
-    image_grids = images // (1, edge, edge)
-    video_grids = videos // (merged_frames, edge, edge)
-    grids = {
-        IMAGE: _iterate_grids(np.arange(len(images)), image_grids, image_steps),
-        VIDEO: _iterate_grids(numbers, video_grids, steps),
+    image_grids = (images // (1, edge, edge)).T.tolist()
+    video_grids = (videos // (merged_frames, edge, edge)).T.tolist()
+    grids: dict[int, Iterator[_Grid]] = {
+        IMAGE: map(_Grid, count(), *image_grids, repeat(np.float32(1))),
+        VIDEO: map(_Grid, numbers.tolist(), *video_grids, steps),
     }
     ids = np.zeros((*types.shape, 3), dtype=np.int64)
     for row, mask in enumerate(is_token):
@@ -500,13 +499,6 @@ def _grid_ids(vision_grid: _Grid) -> Int64:
     return ids
 
 
-def _iterate_grids(numbers: Int64, sizes: Int64, steps: NDArray[np.float32]) -> Iterator[_Grid]:
-    """Yield the rows of grid sizes (grids, 3) with their number and step."""
-    for number, grid_sizes, step in zip(numbers.tolist(), sizes.tolist(), steps, strict=True):
-        frames, rows, columns = grid_sizes
-        yield _Grid(number, frames, rows, columns, step)
-
-
 def _unused_grid_error(kind: int) -> ArgumentError:
     """Return the error for grids without tokens."""
     finding = Finding(f"has more grids than `token_types` has {_KIND_NAMES[kind]} tokens for")
@@ -567,9 +559,7 @@ def _frame_steps(
 
 def _optional_grids(name: str, grids: ArrayLike | None, edge: int) -> Int64:
     """Return grid sizes, no rows for None."""
-    if grids is None:
-        return np.zeros((0, 3), dtype=np.int64)
-    return _checked_grids(name, grids, edge)
+    return _checked_grids(name, np.zeros((0, 3), int) if grids is None else grids, edge)
 
 
 def _checked_mask(attention_mask: ArrayLike) -> NDArray[np.bool_]:

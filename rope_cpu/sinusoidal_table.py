@@ -11,7 +11,7 @@ from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.arrays import check_dtype
 from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.array_types import Dtype
-from rope_cpu.frequencies.spec import LARGEST_FREQUENCY
+from rope_cpu.frequencies.rope_types import LARGEST_FREQUENCY
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
 
@@ -78,12 +78,8 @@ def sinusoidal(
         raise ArgumentError("base", base, rule, "choose a larger base")
     rope = RotaryEmbedding.from_inv_freq(base**-exponents)
     cos, sin = rope.cos_sin(np.arange(rows), table_dtype)
-    if interleaved:
-        sin_columns = slice(0, None, 2)
-        cos_columns = slice(1, None, 2)
-    else:
-        sin_columns = slice(sines)
-        cos_columns = slice(sines, None)
+    sin_columns = slice(0, None, 2) if interleaved else slice(sines)
+    cos_columns = slice(1, None, 2) if interleaved else slice(sines, None)
     table = np.empty((rows, columns), dtype=table_dtype)
     table[:, sin_columns] = sin
     table[:, cos_columns] = cos[:, : columns // 2]

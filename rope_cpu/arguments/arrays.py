@@ -13,7 +13,7 @@ import numpy as np
 
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.scalars import choice, refuse_masked
-from rope_cpu.array_types import DTYPE_LIST, DTYPE_NAMES, LAYOUT_AXES, Array
+from rope_cpu.array_types import DTYPE_LIST, DTYPE_NAMES, LAYOUT_AXES, LAYOUTS, Array
 
 _AXIS_NAMES = {"b": "batch", "s": "seq", "h": "heads", "d": "head_dim", "t": "tokens"}
 _OVERLAP_WORK: Any = 10**6  # steps that NumPy may take to decide whether arrays overlap
@@ -21,7 +21,7 @@ _OVERLAP_WORK: Any = 10**6  # steps that NumPy may take to decide whether arrays
 
 def check_layout(value: object) -> str:
     """Return the layout; raise if it is unknown."""
-    return choice("layout", value, tuple(LAYOUT_AXES))
+    return choice("layout", value, LAYOUTS)
 
 
 def check_dtype(value: Any) -> np.dtype[Any]:
@@ -67,12 +67,18 @@ def _dtype_text(value: Any) -> str:
     return ""
 
 
+def plain_array(name: str, value: object, like: str = "") -> Array:
+    """Return `value` if it is a NumPy array and not masked; raise otherwise, as `not_an_array`."""
+    if not isinstance(value, np.ndarray):
+        raise not_an_array(name, value, like)
+    refuse_masked(name, value)
+    return value
+
+
 def check_array(name: str, x: object, layout: str) -> Array:
     """Return `x` if it is an array that can be rotated in this layout; raise otherwise."""
     if type(x) is not np.ndarray:
-        if not isinstance(x, np.ndarray):
-            raise not_an_array(name, x)
-        refuse_masked(name, x)
+        x = plain_array(name, x)
     if x.dtype not in DTYPE_NAMES:
         raise ArgumentTypeError(
             name, Finding.dtype_of(x), f"be one of {DTYPE_LIST} (native byte order)"
@@ -83,19 +89,15 @@ def check_array(name: str, x: object, layout: str) -> Array:
     return x
 
 
-def check_inputs(
-    inputs: Mapping[str, object],
-    layout: str,
-    head_dim: int,
-    table: tuple[int, ...],
-    token_source: str,
-    row_source: str,
-) -> None:
-    """Raise unless every input fits head_dim, the shape of cos and sin, and the other inputs.
+def serves_any_tokens(cos_sin: Array) -> bool:
+    """Return True for cos and sin of one token that rotate any number of them, by a stride of 0."""
+    return cos_sin.shape[2] == 1 and cos_sin.strides[2] == 0
 
-    table: (batch or 1, seq, frequency heads, pairs), the shape of cos and sin.
-    token_source, row_source: subject of the error text where the number of tokens or batch rows
-    differs, such as "positions are given for".
+
+def check_inputs(inputs: Mapping[str, object], layout: str, head_dim: int, cos_sin: Array) -> None:
+    """Raise unless every input fits head_dim, cos and sin, and the other inputs.
+
+    cos_sin: (2, batch or 1, seq, frequency heads, pairs).
     """
     checked: dict[str, Array] = {}
     for name, value in inputs.items():
@@ -105,30 +107,25 @@ def check_inputs(
             raise ArgumentError(name, Finding(f"has head_dim {x.shape[-1]}"), rule)
         for other_name, other in checked.items():
             _check_alike(name, x, other_name, other, layout)
-        _check_table_fit(name, x, layout, table, token_source, row_source)
+        _check_table_fit(name, x, layout, cos_sin)
         checked[name] = x
 
 
-def _check_table_fit(
-    name: str,
-    x: Array,
-    layout: str,
-    table: tuple[int, ...],
-    token_source: str,
-    row_source: str,
-) -> None:
+def _check_table_fit(name: str, x: Array, layout: str, cos_sin: Array) -> None:
     """Raise unless tokens, batch and heads of `x` fit the shape of cos and sin."""
     batch_axis, token_axis, head_axis = LAYOUT_AXES[layout]
-    rows, tokens, frequency_heads = table[:3]
-    if x.shape[token_axis] != tokens:
-        finding = Finding(f"has {x.shape[token_axis]} tokens, but {token_source} {tokens}")
+    _, rows, tokens, frequency_heads, _ = cos_sin.shape
+    if x.shape[token_axis] != tokens and not serves_any_tokens(cos_sin):
+        source = f"positions, or cos and sin, are given for {tokens}"
+        finding = Finding(f"has {x.shape[token_axis]} tokens, but {source}")
         rule = f"have as many on axis {token_axis} of its shape {x.shape}, by layout {layout!r}"
         remedy = "check `layout`" if tokens in x.shape[:-1] else ""
         raise ArgumentError(name, finding, rule, remedy)
     batch = 1 if batch_axis is None else x.shape[batch_axis]
     if rows not in (1, batch):
         place = f"(layout {layout!r}, shape {x.shape})"
-        finding = Finding(f"has batch {batch} {place}, but {row_source} {rows}")
+        source = f"positions, lengths, or cos and sin, are given for {rows}"
+        finding = Finding(f"has batch {batch} {place}, but {source}")
         remedy = "pass one row, or one for each batch row"
         raise ArgumentError(name, finding, f"have batch {rows}", remedy)
     if x.shape[head_axis] % frequency_heads:
@@ -144,44 +141,25 @@ def _check_alike(name: str, x: Array, other_name: str, other: Array, layout: str
         )
     batch_axis, token_axis, _ = LAYOUT_AXES[layout]
     if other.shape[token_axis] != x.shape[token_axis]:
-        raise _unequal_lengths(name, x, other_name, other, layout)
+        rule = f"have as many as `{other_name}`, {other.shape[token_axis]}, by layout {layout!r}"
+        remedy = (
+            f"rotate arrays of unequal lengths in turn, as by rope.rotate({other_name}, offset=…)"
+        )
+        raise ArgumentError(name, Finding(f"has {x.shape[token_axis]} tokens"), rule, remedy)
     if batch_axis is not None and other.shape[batch_axis] != x.shape[batch_axis]:
         rule = f"have that of `{other_name}`, {other.shape[batch_axis]}"
         raise ArgumentError(name, Finding(f"has batch {x.shape[batch_axis]}"), rule)
-
-
-def _unequal_lengths(
-    name: str, x: Array, other_name: str, other: Array, layout: str
-) -> ArgumentError:
-    """Return the error for two inputs that differ in their number of tokens."""
-    _, token_axis, head_axis = LAYOUT_AXES[layout]
-    tokens = x.shape[token_axis]
-    other_tokens = other.shape[token_axis]
-    remedy = (
-        "rotate arrays of unequal lengths one at a time, for example "
-        f"rope.rotate({other_name}, offset=…)"
-    )
-    # Query heads that share key heads, in another layout, look like tokens of unequal number.
-    same_heads = x.shape[head_axis] == other.shape[head_axis]
-    if same_heads and 0 < tokens < other_tokens and other_tokens % tokens == 0:
-        remedy += (
-            f"; if axis {token_axis} of the shapes {other.shape} and {x.shape} counts heads, "
-            f"`layout` is not {layout!r}"
-        )
-    rule = f"have as many as `{other_name}`, {other_tokens}"
-    return ArgumentError(name, Finding(f"has {tokens} tokens"), rule, remedy)
 
 
 def check_outputs(outputs: Mapping[str, Any], inputs: Mapping[str, Array]) -> None:
     """Raise unless each output is its input (in place) or shares no element with any input."""
     for (name, out), (input_name, x) in zip(outputs.items(), inputs.items(), strict=True):
         check_output(name, out, input_name, x.shape, x.dtype)
-        for other_name, other in inputs.items():
-            in_place = other_name == input_name and _same_elements(x, out)
-            if not in_place and share_memory(out, other):
-                shares = Finding(f"shares memory with `{other_name}`")
-                rule = "be the very same array (in place) or share nothing with the inputs"
-                raise ArgumentError(name, shares, rule)
+        others = dict(inputs)
+        if _same_elements(x, out):
+            del others[input_name]
+        rule = "be the very same array (in place) or share nothing with the inputs"
+        refuse_shared(name, out, others, rule)
     _check_separate(outputs)
 
 
@@ -189,27 +167,43 @@ def check_output(
     name: str, out: Any, input_name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> None:
     """Raise unless a result of this shape and dtype can be written to `out`."""
-    if not isinstance(out, np.ndarray):
-        raise not_an_array(name, out, f" like `{input_name}`")
-    refuse_masked(name, out)
+    plain_array(name, out, f" like `{input_name}`")
     if out.dtype != dtype:
         raise ArgumentTypeError(name, Finding.dtype_of(out), f"be that of `{input_name}`, {dtype}")
     if out.shape != shape:
         raise ArgumentError(name, Finding.shape_of(out), f"be that of `{input_name}`, {shape}")
     if not out.flags.writeable:
         raise ArgumentError(name, Finding("is read-only"), "be writeable")
-    if out.size and not elements_disjoint(out):
-        overlap = Finding(f"has overlapping elements (strides {out.strides})")
-        raise ArgumentError(name, overlap, "be an array whose elements share no memory")
+    if out.size:
+        refuse_overlap(name, out)
 
 
 def _check_separate(outputs: Mapping[str, Array]) -> None:
     """Raise if the first output shares memory with another."""
     (first_name, first), *others = outputs.items()
     for name, out in others:
-        if share_memory(first, out):
-            shares = Finding(f"shares memory with `{first_name}`")
-            raise ArgumentError(name, shares, "have memory of its own")
+        refuse_shared(name, out, {first_name: first})
+
+
+def refuse_shared(
+    name: str,
+    x: Array,
+    others: Mapping[str, Array],
+    rule: str = "have memory of its own",
+    remedy: str = "",
+) -> None:
+    """Raise if an array shares memory with one of the others."""
+    for other_name, other in others.items():
+        if share_memory(x, other):
+            shares = Finding(f"shares memory with `{other_name}`")
+            raise ArgumentError(name, shares, rule, remedy)
+
+
+def refuse_overlap(name: str, x: Array) -> None:
+    """Raise if two elements of an array share memory."""
+    if not elements_disjoint(x):
+        overlap = Finding(f"has overlapping elements (strides {x.strides})")
+        raise ArgumentError(name, overlap, "be an array whose elements share no memory")
 
 
 def check_out_pair(out: object, first: str = "q", second: str = "k") -> tuple[Any, Any]:
@@ -239,16 +233,13 @@ def check_tables(cos: object, sin: object, looked_up: bool, layout: str) -> tupl
 
     looked_up: position ids choose the rows of the tables.
     """
-    dimensions: tuple[int, ...] = (2, 3)
-    if looked_up:
-        rule = "(table, pairs) or (table, heads, pairs)"
-    elif layout == "thd":
-        rule = "(tokens, pairs) or (tokens, heads, pairs)"
-    else:
+    rule = "(rows, pairs) or (rows, heads, pairs)"
+    most = 3
+    if not looked_up and layout != "thd":
         rule = "(seq, pairs), (batch, seq, pairs), or with heads before the pairs"
-        dimensions = (2, 3, 4)
-    cos = _check_table("cos", cos, dimensions, rule)
-    sin = _check_table("sin", sin, dimensions, rule)
+        most = 4
+    cos = _check_table("cos", cos, most, rule)
+    sin = _check_table("sin", sin, most, rule)
     if cos.shape != sin.shape or cos.dtype != sin.dtype:
         finding = Finding(f"is {sin.dtype} {sin.shape}")
         rule = f"have the dtype and shape of `cos`, {cos.dtype} {cos.shape}"
@@ -256,14 +247,12 @@ def check_tables(cos: object, sin: object, looked_up: bool, layout: str) -> tupl
     return cos, sin
 
 
-def _check_table(name: str, table: object, dimensions: tuple[int, ...], rule: str) -> Array:
-    """Return cos or sin; raise unless it is a float array of the given number of dimensions."""
-    if not isinstance(table, np.ndarray):
-        raise not_an_array(name, table)
-    refuse_masked(name, table)
+def _check_table(name: str, table: object, most: int, rule: str) -> Array:
+    """Return cos or sin; raise unless it is a float array of two to `most` dimensions."""
+    table = plain_array(name, table)
     if table.dtype not in (np.float32, np.float64):
         raise ArgumentTypeError(name, Finding.dtype_of(table), "be float32 or float64")
-    if table.ndim not in dimensions or table.shape[-1] == 0:
+    if not 2 <= table.ndim <= most or table.shape[-1] == 0:
         raise ArgumentError(name, Finding.shape_of(table), f"be {rule}, with at least one pair")
     return np.asarray(table)
 

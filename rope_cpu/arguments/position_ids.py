@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -209,21 +211,19 @@ def tokens_of_sequences(cu_seqlens: ArrayLike, layout: str, tokens: int, lengths
 
 
 def parse_table_rows(value: object, table: tuple[int, ...], layout: str) -> Array:
-    """Return position ids that index the rows of a table; raise otherwise.
+    """Return the rows of a table, (batch or 1, seq), that position ids name; raise otherwise.
 
     table: its shape, (length, pairs) or (length, heads, pairs).
     """
     length, *row_shape = table
-    ids = _numeric_array("position_ids", value)
+    ids = position_array("position_ids", value)
     if ids.dtype.kind not in "iu":
         rule = "hold integers, which look up the rows of a table"
         raise ArgumentTypeError("position_ids", Finding.dtype_of(ids), rule)
-    if ids.ndim not in ((1,) if layout == "thd" else (1, 2)):
-        rule = "be (tokens,)" if layout == "thd" else "be (seq,) or (batch, seq)"
-        raise ArgumentError("position_ids", Finding.shape_of(ids), rule)
-    check_shape_size("position_ids", ids.shape, ids.size, *row_shape)
-    for extreme in (ids.min(), ids.max()) if ids.size else ():
-        if not 0 <= extreme < length:
-            rule = f"be within the rows of `cos`, 0 to {length - 1}"
-            raise ArgumentError("position_ids", Finding.holds(extreme), rule)
-    return ids
+    pairs = math.prod(row_shape)
+    rows = parse_position_ids("position_ids", ids, 1, layout, 1, pairs)[..., 0].astype(np.intp)
+    wrong = rows[(rows < 0) | (rows >= length)]
+    if wrong.size:
+        rule = f"be within the rows of `cos`, 0 to {length - 1}"
+        raise ArgumentError("position_ids", Finding.holds(wrong[0]), rule)
+    return rows

@@ -194,6 +194,26 @@ def finite_array(name: str, value: ArrayLike) -> Float64:
     return array
 
 
+def float32_array(name: str, value: ArrayLike) -> NDArray[np.float32]:
+    """Return a copy as float32; raise unless `value` holds real numbers that are finite there."""
+    array = finite_array(name, value)
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = array.astype(np.float32, order="C")
+    if not np.isfinite(rounded).all():
+        wrong = array[~np.isfinite(rounded)][0]
+        raise ArgumentError(name, Finding.holds(wrong), "be finite in float32")
+    return rounded
+
+
+def float32_number(name: str, value: object) -> np.float32:
+    """Return a number as float32; raise unless it is above 0 and finite."""
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = np.float32(real_number(name, value))
+    if not 0 < rounded < np.inf:
+        raise ArgumentError(name, value, "be above 0 and finite in float32")
+    return rounded
+
+
 def per_axis(name: str, value: ArrayLike, axes: int) -> Float64:
     """Return a finite number for each axis, from one for all axes or one for each."""
     numbers = finite_array(name, value)

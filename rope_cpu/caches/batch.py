@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ class BatchArrays(NamedTuple):
     cu_seqlens: Int64
 
 
+@dataclass(slots=True, init=False, repr=False, eq=False)
 class Batch(Immutable):
     """The sequences of one step: how many tokens each has, how many are new, and where they go.
 
@@ -85,20 +87,6 @@ class Batch(Immutable):
     array([0, 3, 4])
     """
 
-    __slots__ = (
-        "_arrays",
-        "_shared_slot",
-        "_slots",
-        "_work",
-        "cache_position",
-        "cu_seqlens",
-        "page_size",
-        "page_table",
-        "pages_needed",
-        "query_lens",
-        "seq_lens",
-        "slot_mapping",
-    )
     seq_lens: Int64
     query_lens: Int64
     page_table: Int64  # (sequences, pages of the longest sequence, or 1)
@@ -108,7 +96,7 @@ class Batch(Immutable):
     cu_seqlens: Int64  # (sequences + 1,), where each sequence's new tokens start
     pages_needed: int  # pages that a cache must have
     _arrays: BatchArrays  # of which the attributes are views
-    _shared_slot: Finding | None  # on two new tokens of one slot, with which `append` refuses it
+    _shared_slot: int | None  # a slot of two new tokens, for which `append` refuses the batch
     _slots: Int64  # slot_mapping as (1, tokens)
     # The division of attention's work, by window and number of tokens that go over keys together.
     _work: dict[tuple[int, int], Any]
@@ -140,7 +128,9 @@ class Batch(Immutable):
             array.flags.writeable = False
             self._set(**{name: array.view()})
         self._set(page_size=size, pages_needed=int(page.max(initial=-1)) + 1)
-        self._set(_shared_slot=_shared_slot(slots, sequence, position))
+        in_order = np.sort(slots)
+        shared = in_order[1:][in_order[1:] == in_order[:-1]]
+        self._set(_shared_slot=shared[0] if shared.size else None)
 
     def __repr__(self) -> str:
         return (
@@ -185,7 +175,9 @@ def _pages(page_table: ArrayLike, lengths: Int64, page_size: int) -> Int64:
 
     Raise unless it has the pages of every sequence.
     """
-    given = scalars.regular_array("page_table", _filled_up(page_table))
+    if isinstance(page_table, list | tuple):
+        page_table = _filled_up(page_table)
+    given = scalars.regular_array("page_table", page_table)
     if given.size == 0 and not len(lengths):
         return np.empty((0, 1), np.int64)
     if given.ndim != 2 or len(given) != len(lengths):
@@ -214,28 +206,17 @@ def _pages(page_table: ArrayLike, lengths: Int64, page_size: int) -> Int64:
     return pages
 
 
-def _filled_up(page_table: Any) -> Any:
-    """Return a page table whose rows, if they differ in length, are filled up with -1."""
-    if not isinstance(page_table, list | tuple) or not all(map(_is_row, page_table)):
-        return page_table
-    for row in page_table:
-        scalars.check_length("page_table", row, limits.PAGES)
-    lengths = np.array([*map(len, page_table)])
-    if lengths.size == 0 or (lengths == lengths[0]).all():
-        return page_table
-    shape = (len(lengths), int(lengths.max()))
-    scalars.check_shape_size("page_table", shape, *shape, most=limits.PAGES)
-    rows = [scalars.integers("page_table", row) for row in page_table]
+def _filled_up(page_table: Sequence[Any]) -> Int64:
+    """Return a page table from its rows, which are filled up with -1 if they differ in length."""
+    rows = [scalars.integers("page_table", row, most=limits.PAGES) for row in page_table]
     if any(row.ndim != 1 for row in rows):
-        raise ArgumentError("page_table", Finding("has nested rows"), "be (sequences, pages)")
+        raise ArgumentError("page_table", Finding("has other rows"), "be (sequences, pages)")
+    shape = (len(rows), max(map(len, rows), default=0))
+    scalars.check_shape_size("page_table", shape, *shape, most=limits.PAGES)
     table = np.full(shape, -1)
-    table[np.arange(shape[1]) < lengths[:, None]] = np.concatenate(rows)
+    for filled, row in zip(table, rows, strict=True):
+        filled[: len(row)] = row
     return table
-
-
-def _is_row(row: Any) -> bool:
-    """Return True for a sequence, and for an array with an axis, of any library."""
-    return isinstance(row, Sequence) or getattr(row, "ndim", 0) > 0
 
 
 def _check_new_pages(page: Int64, sequence: Int64, position: Int64) -> None:
@@ -243,16 +224,3 @@ def _check_new_pages(page: Int64, sequence: Int64, position: Int64) -> None:
     for token in np.flatnonzero(page < 0)[:1]:
         place = f"under token {position[token]} of sequence {sequence[token]}, which is new"
         raise ArgumentError("page_table", Finding(f"holds -1 {place}"), "give it a page")
-
-
-def _shared_slot(slots: Int64, sequence: Int64, position: Int64) -> Finding | None:
-    """Return the finding on two new tokens of one slot, None if there are none."""
-    order = np.argsort(slots, kind="stable")
-    for place in np.flatnonzero(np.diff(slots[order]) == 0)[:1]:
-        first = order[place]
-        second = order[place + 1]
-        return Finding(
-            f"gives slot {slots[first]} to token {position[first]} of sequence {sequence[first]} "
-            f"and to token {position[second]} of sequence {sequence[second]}"
-        )
-    return None

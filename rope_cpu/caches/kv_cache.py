@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, Self, overload
 
 import numpy as np
 
 from rope_cpu.arguments import limits
-from rope_cpu.arguments.arrays import elements_disjoint, not_an_array, share_memory, to_dtype
+from rope_cpu.arguments.arrays import plain_array, refuse_overlap, refuse_shared, to_dtype
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
-from rope_cpu.arguments.scalars import (
-    boolean,
-    check_table_size,
-    check_type,
-    refuse_masked,
-    whole_number,
-)
+from rope_cpu.arguments.scalars import boolean, check_table_size, whole_number
 from rope_cpu.arguments.texts import did_you_mean
 from rope_cpu.array_types import (
     CACHE_FORMATS,
@@ -30,14 +25,6 @@ from rope_cpu.array_types import (
 )
 from rope_cpu.caches import Immutable
 
-# The formats that an argument may have, the arguments being those of the class and of `zeros`.
-_FORMATS = {
-    "key": CACHE_FORMATS,
-    "value": VALUE_FORMATS,
-    "dtype": CACHE_FORMATS,
-    "value_dtype": VALUE_FORMATS,
-}
-
 _CACHE_LINE = 64  # bytes
 NO_SCALE = np.empty((0, 0, 0, 1), np.float32)  # of a cache without scales
 
@@ -45,6 +32,7 @@ NO_SCALE = np.empty((0, 0, 0, 1), np.float32)  # of a cache without scales
 CACHE_ARRAYS = ("key", "value", "key_scale", "value_scale")
 
 
+@dataclass(slots=True, init=False, repr=False, eq=False)
 class KVCache(Immutable):
     """The keys and values of one layer's cached tokens, in arrays that belong to the server.
 
@@ -106,21 +94,6 @@ class KVCache(Immutable):
     KVCache(float32, pages=100, page_size=16, kv_heads=8, head_dim=128, value_dim=128)
     """
 
-    __slots__ = (
-        "_caller_arrays",
-        "_kernel_arrays",
-        "_kind",
-        "hadamard",
-        "head_dim",
-        "key",
-        "key_scale",
-        "kv_heads",
-        "page_size",
-        "pages",
-        "value",
-        "value_dim",
-        "value_scale",
-    )
     key: Array
     value: Array
     key_scale: Array | None
@@ -147,32 +120,33 @@ class KVCache(Immutable):
         kind = CacheKind(
             _format_of("key", key), _format_of("value", value), boolean("hadamard", hadamard)
         )
-        formats = {"key": VALUE_FORMATS[kind.key], "value": VALUE_FORMATS[kind.value]}
+        key_format = CACHE_FORMATS[kind.key]
+        value_format = VALUE_FORMATS[kind.value]
         _check_shape("key", key)
         _check_shape("value", value)
-        value_dim = _value_dim(value, formats["value"])
+        value_dim = _value_dim(value, value_format)
         if value.shape[:3] != key.shape[:3]:
             rule = f"have the pages, page_size and kv_heads of `key`, {key.shape[:3]}"
             raise ArgumentError("value", Finding.shape_of(value), rule)
-        arrays = {"key": key, "value": value}
-        scales = {"key_scale": key_scale, "value_scale": value_scale}
-        shapes = {"key": key.shape, "value": (*key.shape[:3], value_dim)}
-        for name, row in formats.items():
-            arrays |= _checked_scale(f"{name}_scale", scales[f"{name}_scale"], row, shapes[name])
-        _check_memory(arrays)
+        _check_scale("key_scale", key_scale, key_format, key.shape)
+        _check_scale("value_scale", value_scale, value_format, (*key.shape[:3], value_dim))
+        arrays = dict(zip(CACHE_ARRAYS, (key, value, key_scale, value_scale), strict=True))
+        given = {name: x for name, x in arrays.items() if x is not None}
+        _check_memory(given)
         if _is_part(value, key):  # held read-only, because `append` writes both
             _refuse_transformed_part(kind)
-            arrays["value"] = value.view()
-            arrays["value"].flags.writeable = False
+            given["value"] = value.view()
+            given["value"].flags.writeable = False
         # Views keep their shape when the caller changes that of an array in place.
-        views: list[Array] = [
-            np.asarray(arrays[x]).view(row.kernel_dtype) for x, row in formats.items()
-        ]
-        views += [_scale_view(x) for x in scales.values()]
+        views = (
+            np.asarray(given["key"]).view(key_format.kernel_dtype),
+            np.asarray(given["value"]).view(value_format.kernel_dtype),
+            _scale_view(key_scale),
+            _scale_view(value_scale),
+        )
         sizes = dict(zip(("pages", "page_size", "kv_heads", "head_dim"), key.shape, strict=True))
-        self._set(key=key, value=value, **scales, **sizes, value_dim=value_dim)
-        self._set(hadamard=kind.hadamard, _kind=kind, _caller_arrays=tuple(arrays.values()))
-        self._set(_kernel_arrays=tuple(views))
+        self._set(**arrays, **sizes, value_dim=value_dim, hadamard=kind.hadamard)
+        self._set(_kind=kind, _caller_arrays=tuple(given.values()), _kernel_arrays=views)
 
     @overload
     @classmethod
@@ -274,8 +248,9 @@ class KVCache(Immutable):
             whole_number(name, size)
         shape = tuple(sizes.values())
         check_table_size("pages", pages, *shape, max(head_dim, width), most=limits.WHOLE)
-        key = _format_named("dtype", dtype)
-        value = key if value_dtype is None else _format_named("value_dtype", value_dtype)
+        key = value = _format_named("dtype", dtype, CACHE_FORMATS)
+        if value_dtype is not None:
+            value = _format_named("value_dtype", value_dtype, VALUE_FORMATS)
         if width % (value.group or 1):
             rule = f"be a multiple of {value.group} for int4, by default head_dim"
             raise ArgumentError("value_dim", width, rule)
@@ -302,49 +277,34 @@ class KVCache(Immutable):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        arrays = [getattr(self, name) for name in CACHE_ARRAYS]
-        stored: list[Any] = [None if x is None else _in_memory_order(x) for x in arrays]
+        arrays: list[Any] = [getattr(self, name) for name in CACHE_ARRAYS]
         if _is_part(self.value, self.key):
             start = (self.value.ctypes.data - self.key.ctypes.data) // self.key.itemsize
-            stored[1] = slice(start, start + self.value_dim)
-        return _restored_cache, (self.hadamard, *stored)
+            arrays[1] = slice(start, start + self.value_dim)
+        return _restored, (self.hadamard, *arrays)
 
 
-def _in_memory_order(x: Array) -> tuple[Array, Array]:
-    """Return an array with its axes in the order of memory, and their indices in `x`."""
-    axes = np.argsort(-np.abs(x.strides), kind="stable")
-    return np.ascontiguousarray(x.transpose(axes)), axes
+def _restored(hadamard: bool, key: Array, value: Any, *scales: Array | None) -> KVCache:
+    """Return a cache of copies; value: a slice of the key's last axis if it is a part of it."""
+    key = _heads_first_copy(key)
+    value = key[..., value] if isinstance(value, slice) else _heads_first_copy(value)
+    key_scale, value_scale = (None if x is None else _heads_first_copy(x) for x in scales)
+    return KVCache(key, value, key_scale=key_scale, value_scale=value_scale, hadamard=hadamard)
 
 
-def _restored_cache(hadamard: bool, key: Any, value: Any, *scales: Any) -> KVCache:
-    """Return a cache of new arrays; value: a slice of the key's last axis if it is a part of it."""
-    new_key = _restored(*key)
-    new_value = new_key[..., value] if isinstance(value, slice) else _restored(*value)
-    key_scale, value_scale = (None if x is None else _restored(*x) for x in scales)
-    return KVCache(
-        new_key, new_value, key_scale=key_scale, value_scale=value_scale, hadamard=hadamard
-    )
-
-
-def _restored(x: Array, axes: Array) -> Array:
-    """Return a copy, on a cache line, of an array in memory order, with its axes as they were."""
-    memory = _aligned_zeros(x.shape, x.dtype)
-    memory[...] = x
-    return memory.transpose(np.argsort(axes))
+def _heads_first_copy(x: Array) -> Array:
+    """Return a copy in the layout of `KVCache.zeros`."""
+    copy = _heads_first(x.shape, x.dtype)
+    copy[...] = x
+    return copy
 
 
 def _zeros(name: str, shape: tuple[int, ...], width: int, row: CacheFormat) -> dict[str, Array]:
     """Return the arrays of new keys or values by name; shape: (pages, page_size, kv_heads)."""
     arrays = {name: _heads_first((*shape, width // row.packed), row.dtype)}
     if row.scale_dtype is not None:
-        scale_shape = _scale_shape((*shape, width), row)
-        arrays[f"{name}_scale"] = _heads_first(scale_shape, row.scale_dtype)
+        arrays[f"{name}_scale"] = _heads_first(row.scale_shape((*shape, width)), row.scale_dtype)
     return arrays
-
-
-def _scale_shape(shape: tuple[int, ...], row: CacheFormat) -> tuple[int, ...]:
-    """Return the shape of the scales of head vectors of a shape."""
-    return shape[:3] if row.group is None else (*shape[:3], shape[3] // row.group)
 
 
 def _heads_first(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -362,11 +322,6 @@ def _aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
-def check_cache(cache: object) -> None:
-    """Raise unless an argument is a KVCache."""
-    check_type("cache", cache, KVCache)
-
-
 def check_writeable(cache: KVCache, names: tuple[str, ...] = CACHE_ARRAYS) -> None:
     """Raise if one of these arrays of a cache is read-only, or was when the cache was made."""
     held = dict(zip(CACHE_ARRAYS, cache._kernel_arrays, strict=True))
@@ -382,15 +337,14 @@ def check_writeable(cache: KVCache, names: tuple[str, ...] = CACHE_ARRAYS) -> No
         raise ArgumentError(f"cache.{name}", Finding("is read-only"), "be writeable", remedy)
 
 
-def _format_named(name: str, dtype: object) -> CacheFormat:
+def _format_named(name: str, dtype: object, formats: dict[str, CacheFormat]) -> CacheFormat:
     """Return the format of keys or values of a dtype; raise if they have no such format."""
-    formats = _FORMATS[name]
     checked = to_dtype(dtype)
-    for known, row in formats.items():
-        if checked == np.dtype(known):
-            return row
-    rule = f"be one of {', '.join(formats)}{did_you_mean(dtype, formats)}"
-    raise ArgumentTypeError(name, dtype, rule, _advice(name, checked))
+    row = {np.dtype(known): row for known, row in formats.items()}.get(checked)
+    if row is None:
+        rule = f"be one of {', '.join(formats)}{did_you_mean(dtype, formats)}"
+        raise ArgumentTypeError(name, dtype, rule, _advice(name, checked))
+    return row
 
 
 _4_BITS = (np.dtype(np.uint8), np.dtype("int4"))
@@ -407,12 +361,11 @@ def _advice(name: str, dtype: object) -> str:
 
 def _format_of(name: str, x: object) -> str:
     """Return the name of the format of keys or values; raise if they are no such array."""
-    if not isinstance(x, np.ndarray):
-        raise not_an_array(name, x, " that belongs to the server")
-    refuse_masked(name, x)
+    x = plain_array(name, x, " that belongs to the server")
+    formats = CACHE_FORMATS if name == "key" else VALUE_FORMATS
     found = FORMAT_NAMES.get(x.dtype)
-    if found not in _FORMATS[name]:
-        dtypes = [str(row.dtype) for row in _FORMATS[name].values()]
+    if found not in formats:
+        dtypes = [str(row.dtype) for row in formats.values()]
         rule = f"be one of {', '.join(dtypes)} (native byte order)"
         raise ArgumentTypeError(name, Finding.dtype_of(x), rule, _advice(name, x.dtype))
     return found
@@ -448,36 +401,28 @@ def _refuse_transformed_part(kind: CacheKind) -> None:
         raise ArgumentError("hadamard", finding, rule)
 
 
-def _checked_scale(
-    name: str, scale: object, row: CacheFormat, vectors: tuple[int, ...]
-) -> dict[str, Array]:
-    """Return the scales of keys or values by name; raise unless they fit the format.
+def _check_scale(name: str, scale: object, row: CacheFormat, vectors: tuple[int, ...]) -> None:
+    """Raise unless the scales of keys or values fit their format.
 
-    vectors: shape of the keys or values in elements.
+    vectors: the shape of the keys or values in elements.
     """
-    stored = FORMAT_NAMES[row.dtype]
-    vectors_name = "keys" if name == "key_scale" else "values"
-    dtype = row.scale_dtype
-    if dtype is None:
-        if scale is None:
-            return {}
-        rule = f"be left out, as {vectors_name} of {stored} have no scales"
-        raise ArgumentError(name, Finding("is given"), rule)
-    shape = _scale_shape(vectors, row)
+    stored = f"as {'keys' if name == 'key_scale' else 'values'} are {FORMAT_NAMES[row.dtype]}"
+    if row.scale_dtype is None:
+        if scale is not None:
+            raise ArgumentError(name, Finding("is given"), f"be left out, {stored}, without scales")
+        return
+    shape = row.scale_shape(vectors)
     if scale is None:
-        rule = f"be a {dtype} array of shape {shape}, as {vectors_name} are {stored}"
+        rule = f"be a {row.scale_dtype} array of shape {shape}, {stored}"
         raise ArgumentError(name, None, rule)
-    if not isinstance(scale, np.ndarray):
-        raise not_an_array(name, scale, f" of {dtype}")
-    refuse_masked(name, scale)
-    if scale.dtype != dtype:
-        raise ArgumentTypeError(name, Finding.dtype_of(scale), f"be {dtype}")
+    scale = plain_array(name, scale, f" of {row.scale_dtype}")
+    if scale.dtype != row.scale_dtype:
+        raise ArgumentTypeError(name, Finding.dtype_of(scale), f"be {row.scale_dtype}")
     if scale.shape != shape:
         axes = "pages, page_size, kv_heads" + ("" if row.group is None else ", groups of 32")
         raise ArgumentError(name, Finding.shape_of(scale), f"be ({axes}), {shape}")
     if row.group is not None:
         _check_contiguous(name, scale)
-    return {name: scale}
 
 
 def _scale_view(scale: Array | None) -> Array:
@@ -490,17 +435,12 @@ def _scale_view(scale: Array | None) -> Array:
 
 def _check_memory(arrays: dict[str, Array]) -> None:
     """Raise if two elements of the arrays share memory."""
-    names = list(arrays)
-    for index, name in enumerate(names):
-        x = arrays[name]
-        if not elements_disjoint(x):
-            overlap = Finding(f"has overlapping elements (strides {x.strides})")
-            raise ArgumentError(name, overlap, "be an array whose elements share no memory")
-        for other in names[:index]:
-            is_part = name == "value" and _is_part(x, arrays["key"])
-            if share_memory(x, arrays[other]) and not is_part:
-                shares = Finding(f"shares memory with `{other}`")
-                raise ArgumentError(name, shares, "have memory of its own")
+    earlier: dict[str, Array] = {}
+    for name, x in arrays.items():
+        refuse_overlap(name, x)
+        if name != "value" or not _is_part(x, arrays["key"]):
+            refuse_shared(name, x, earlier)
+        earlier[name] = x
 
 
 def _is_part(value: Array, key: Array) -> bool:

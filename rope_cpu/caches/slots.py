@@ -9,7 +9,7 @@ from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.array_types import CACHE_FORMATS, Array
 from rope_cpu.caches.batch import Batch
-from rope_cpu.caches.kv_cache import KVCache, check_cache
+from rope_cpu.caches.kv_cache import KVCache
 
 # The remedy where page_size and heads of a cache are exchanged.
 HEADS_FIRST = "if `cache` has the heads first, make it from key.transpose(0, 2, 1, 3)"
@@ -39,8 +39,9 @@ def slots_of_tokens(value: Batch | ArrayLike, cache: KVCache, layout: str) -> Ar
         finding = Finding(f"writes to page {value.pages_needed - 1}")
         raise ArgumentError("slot_mapping", finding, f"fit the {cache.pages} pages of `cache`")
     if value._shared_slot is not None:
+        finding = Finding(f"gives slot {value._shared_slot} to two tokens")
         remedy = "such a batch is for `attention` alone"
-        raise ArgumentError("slot_mapping", value._shared_slot, _ONE_SLOT, remedy)
+        raise ArgumentError("slot_mapping", finding, _ONE_SLOT, remedy)
     return value._slots
 
 
@@ -124,7 +125,7 @@ def slots_of_keys(cache: KVCache, slot_mapping: Batch | ArrayLike, layout: str) 
 
     A slot may be there twice, which `check_none_twice` refuses.
     """
-    check_cache(cache)
+    scalars.check_type("cache", cache, KVCache)
     if isinstance(slot_mapping, Batch):
         finding = Finding("is a Batch, which has the slots of new tokens alone")
         rule = "hold the slots of the cached keys to be rotated, as integers"

@@ -177,7 +177,7 @@ def _pairs(spec: RopeSpec, parameters: Mapping[str, Any]) -> Pairs:
     axis = np.where(by_axis.any(axis=0), by_axis.argmax(axis=0), -1)
     theta = parameters.get("rope_theta", scaling.DEFAULT_THETA)
     if not parameters:
-        if not isinstance(spec.length_rule, scaling.ScalingRule):
+        if spec.length_rule is None:
             return Pairs(frequencies, axis, frequencies)
         theta = spec.length_rule.settings.rope_theta
     share = parameters.get("partial_rotary_factor") or 1.0

@@ -8,9 +8,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from rope_cpu.arguments import limits
+from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, Finding
-from rope_cpu.arguments.scalars import boolean, choice, real_number, whole_number, whole_numbers
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64
 from rope_cpu.frequencies.scaling import resolve_argument, scaled, scaling_section
@@ -29,16 +28,27 @@ def axial(
     span: str = "axis",
 ) -> RopeSpec:
     """Describe the rotation of `RotaryEmbedding.axial`: every axis rotates its own pairs."""
-    head_dim = whole_number("head_dim", head_dim, 1, limits.HEAD_DIM)
-    axes = whole_number("axes", axes, 1, limits.AXES)
-    span = choice("span", span, SPANS)
+    head_dim = scalars.whole_number("head_dim", head_dim, 1, limits.HEAD_DIM)
+    axes = scalars.whole_number("axes", axes, 1, limits.AXES)
+    span = scalars.choice("span", span, SPANS)
     widths = _axis_widths(head_dim, axes, axis_dims)
-    thetas = _axis_thetas(axes, rope_theta)
+    is_row = isinstance(rope_theta, list | tuple) or getattr(rope_theta, "ndim", 0) == 1
+    thetas: Any = rope_theta if is_row else [rope_theta] * axes
+    if len(thetas) != axes:
+        finding = Finding(f"has {len(thetas)} bases")
+        raise ArgumentError("rope_theta", finding, f"have one for each of {axes} `axes`")
     frequencies = [
         base_frequencies(theta, width) for theta, width in zip(thetas, widths, strict=True)
     ]
-    blocks = widths if span == "axis" else 1
-    return concatenated_axes(frequencies, head_dim=head_dim, interleaved=interleaved, blocks=blocks)
+    pair_axis = np.repeat(np.arange(axes), [width // 2 for width in widths]).tolist()
+    return from_inv_freq(
+        spread_over_axes(np.concatenate(frequencies), pair_axis, axes),
+        head_dim=head_dim,
+        interleaved=interleaved,
+        blocks=widths if span == "axis" else 1,
+        pair_axis=tuple(pair_axis),
+        rope_type="axial",
+    )
 
 
 def mrope(
@@ -50,15 +60,15 @@ def mrope(
     scaling: Mapping[str, Any] | None = None,
 ) -> RopeSpec:
     """Describe the rotation of `RotaryEmbedding.mrope`, with `shared_id`."""
-    head_dim = whole_number("head_dim", head_dim, 2, limits.HEAD_DIM)
-    theta = real_number("rope_theta", rope_theta)
+    head_dim = scalars.whole_number("head_dim", head_dim, 2, limits.HEAD_DIM)
+    theta = scalars.real_number("rope_theta", rope_theta)
     axis_pairs = checked_mrope_section("mrope_section", mrope_section)
-    is_interleaved = boolean("mrope_interleaved", mrope_interleaved)
+    is_interleaved = scalars.boolean("mrope_interleaved", mrope_interleaved)
     section = scaling_section(scaling)
     section_pairs = section.pop("mrope_section", None)
     resolve_argument("mrope_section", axis_pairs, section_pairs, checked_mrope_section)
     section_interleaved = section.pop("mrope_interleaved", None)
-    resolve_argument("mrope_interleaved", is_interleaved, section_interleaved, boolean)
+    resolve_argument("mrope_interleaved", is_interleaved, section_interleaved, scalars.boolean)
     pairs = sum(axis_pairs)
     if 2 * pairs > head_dim:
         rule = f"add up to at most {head_dim // 2}, the pairs of head_dim {head_dim}"
@@ -101,7 +111,7 @@ def mrope_pair_axis(mrope_section: Sequence[int], mrope_interleaved: bool) -> tu
     section = checked_mrope_section("mrope_section", mrope_section)
     axes = len(section)
     pairs = sum(section)
-    if not boolean("mrope_interleaved", mrope_interleaved):
+    if not scalars.boolean("mrope_interleaved", mrope_interleaved):
         return tuple(np.repeat(np.arange(axes), section).tolist())
     pair_axis = interleaved_pair_axis(section, pairs)
     if tuple(np.bincount(pair_axis, minlength=axes)) != section:
@@ -175,7 +185,9 @@ def time_last_pair_axis(mrope_section: Sequence[int]) -> tuple[int, ...]:
 
 def checked_mrope_section(name: str, mrope_section: object) -> tuple[int, ...]:
     """Return the number of pairs of each axis; raise unless they are whole numbers, not all 0."""
-    section = whole_numbers(name, mrope_section, 0, most=limits.HEAD_DIM, longest=limits.AXES)
+    section = scalars.whole_numbers(
+        name, mrope_section, 0, most=limits.HEAD_DIM, longest=limits.AXES
+    )
     if sum(section) == 0:
         raise ArgumentError(name, mrope_section, "name the pairs of each axis")
     return section
@@ -189,21 +201,10 @@ def base_frequencies(rope_theta: float, width: int, angle_dtype: str = "float64"
     Returns float64, (width / 2,). Raises TypeError or ValueError for an odd width, a base that is
     not a number above 0, and another dtype.
     """
-    theta = real_number("rope_theta", rope_theta)
+    theta = scalars.real_number("rope_theta", rope_theta)
     spec = scaled(width, rope_theta=theta, angle_dtype=angle_dtype)
     frequencies: Float64 = spec.inv_freq[0, 0, 0]
     return frequencies
-
-
-def concatenated_axes(frequencies: Sequence[Float64], **fields: Any) -> RopeSpec:
-    """Describe a rotation in which each axis owns a run of pairs, in the order of the axes.
-
-    frequencies: those of each axis' pairs. fields: further arguments of `from_inv_freq`.
-    """
-    counts = [axis_frequencies.size for axis_frequencies in frequencies]
-    pair_axis = np.repeat(np.arange(len(frequencies)), counts).tolist()
-    inv_freq = spread_over_axes(np.concatenate(frequencies), pair_axis, len(frequencies))
-    return from_inv_freq(inv_freq, pair_axis=tuple(pair_axis), rope_type="axial", **fields)
 
 
 def _axis_widths(head_dim: int, axes: int, axis_dims: Sequence[int] | None) -> tuple[int, ...]:
@@ -213,22 +214,10 @@ def _axis_widths(head_dim: int, axes: int, axis_dims: Sequence[int] | None) -> t
             rule = f"divide into pairs for {axes} axes equally"
             raise ArgumentError("head_dim", head_dim, rule, "give `axis_dims`")
         return (head_dim // axes,) * axes
-    widths = whole_numbers("axis_dims", axis_dims, 2, longest=limits.AXES)
+    widths = scalars.whole_numbers("axis_dims", axis_dims, 2, longest=limits.AXES)
     if len(widths) != axes:
         raise ArgumentError("axis_dims", widths, f"have a width for each of {axes} `axes`")
     if any(width % 2 for width in widths) or sum(widths) > head_dim:
         rule = f"hold even widths that add up to head_dim {head_dim} at most"
         raise ArgumentError("axis_dims", widths, rule)
     return widths
-
-
-def _axis_thetas(axes: int, rope_theta: float | Sequence[float]) -> list[Any]:
-    """Return the base of each axis; `base_frequencies` checks the values."""
-    is_row = isinstance(rope_theta, np.ndarray) and rope_theta.ndim == 1
-    thetas: Any = [rope_theta] * axes
-    if isinstance(rope_theta, list | tuple) or is_row:
-        thetas = rope_theta
-    if len(thetas) != axes:
-        finding = Finding(f"has {len(thetas)} bases")
-        raise ArgumentError("rope_theta", finding, f"have one for each of {axes} `axes`")
-    return list(thetas)

@@ -16,7 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.arguments.scalars import real_array, real_number
 from rope_cpu.array_types import Float64
-from rope_cpu.frequencies.spec import LARGEST_FREQUENCY, RopeSpec, from_inv_freq
+from rope_cpu.frequencies.rope_types import LARGEST_FREQUENCY
+from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq
 
 # Random combinations of the generators whose eigenvectors are tried. A combination is bad only if
 # two different planes happen to get nearly the same frequency in it.
@@ -133,7 +134,10 @@ def _common_planes(matrices: Float64, tolerances: Float64) -> tuple[Float64, Flo
     for scale in (norms, bounds):
         basis, coupling = _best_basis(matrices, np.where(scale > 0, scale, 1.0))
         if (coupling <= bounds).all():
-            return basis, _frequencies(matrices, basis)
+            pairs = len(basis) // 2
+            x = basis[:, :pairs]
+            y = basis[:, pairs : 2 * pairs]
+            return basis, np.einsum("di,adi->ai", y, matrices @ x)  # yᵀ·B·x of each plane (x, y)
     axis = int(np.argmax(coupling - bounds))
     finding = Finding(
         f"has no common planes of rotation: entry {axis} couples different planes by "
@@ -142,15 +146,6 @@ def _common_planes(matrices: Float64, tolerances: Float64) -> tuple[Float64, Flo
     rule = f"couple them by at most the tolerance {bounds[axis]:.3g}"
     remedy = "give generators that commute more exactly, or a larger `tolerance`"
     raise ArgumentError("generators", finding, rule, remedy)
-
-
-def _frequencies(matrices: Float64, basis: Float64) -> Float64:
-    """Return the frequency yᵀ·B·x of each plane (x, y) of the basis, (axes, planes)."""
-    pairs = len(basis) // 2
-    x = basis[:, :pairs]
-    y = basis[:, pairs : 2 * pairs]
-    frequencies: Float64 = np.einsum("di,adi->ai", y, matrices @ x)
-    return frequencies
 
 
 def _best_basis(matrices: Float64, scale: Float64) -> tuple[Float64, Float64]:

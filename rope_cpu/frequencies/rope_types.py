@@ -1,5 +1,7 @@
 """Rope types: a table from the name of a type to the function for its frequencies and factor.
 
+`ScalingRule` evaluates the function for a sequence length.
+
 A new type is a function and a row of `ROPE_TYPES`. A function takes the settings and, as keyword
 arguments, the keys of the scaling section that it reads. It returns inv_freq, shape (pairs,), in
 radians per unit of position, and the attention factor.
@@ -14,7 +16,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -22,11 +24,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rope_cpu.arguments.errors import ArgumentError, Finding
+from rope_cpu.arguments.texts import shown
+from rope_cpu.array_types import Float64
 
 Real: TypeAlias = NDArray[np.floating[Any]]
 Result: TypeAlias = tuple[Real, float]
 
 MISSING = Finding("is missing")
+
+# Radians per unit of position. Beyond this bound, positions of some thousands would already lose
+# digits, as angles beyond 2^53 radians do.
+LARGEST_FREQUENCY = 2.0**40
 
 
 @dataclass(frozen=True)
@@ -601,3 +609,73 @@ ROPE_TYPES: dict[str, RopeType] = {
     "proportional": RopeType(proportional, pairs_whole_head=True),
 }
 ALIASES = {"su": "longrope", "mrope": "default"}
+
+
+@dataclass(frozen=True)
+class ScalingRule:
+    """The frequencies of one rope type as a function of the sequence length.
+
+    It is immutable and hashable, compares by value and can be pickled.
+
+    Parameters
+    ----------
+    rope_type : str
+        A name in `ROPE_TYPES`.
+    settings : RopeSettings
+        The base and the widths.
+    parameters : tuple of (str, value)
+        Keyword arguments of the type's function, sorted by name.
+    """
+
+    rope_type: str
+    settings: RopeSettings
+    parameters: tuple[tuple[str, Any], ...]
+
+    @property
+    def original_length(self) -> int:
+        """The original length in tokens, for types that depend on the sequence length."""
+        parameters = dict(self.parameters)
+        original = parameters.get("original_max_position_embeddings")
+        return int(original or parameters["max_position_embeddings"])
+
+    @property
+    def ranges(self) -> str:
+        """The frequencies of shorter and longer sequences, for texts."""
+        original = self.original_length
+        return ROPE_TYPES[self.rope_type].ranges.format(original=original, longer=original + 1)
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the frequencies depend on the sequence length."""
+        return ROPE_TYPES[self.rope_type].depends_on_length(dict(self.parameters))
+
+    def representatives(self, lengths: Sequence[int]) -> list[int]:
+        """Return for each length the one that stands for all lengths of equal frequencies."""
+        representative = ROPE_TYPES[self.rope_type].cache_length
+        original = self.original_length
+        return [representative(length, original) for length in lengths]
+
+    def frequencies(self, length: int | None) -> tuple[Float64, float]:
+        """Compute inv_freq (pairs,) and the attention factor; None: for the original length."""
+        row = ROPE_TYPES[self.rope_type]
+        parameters = dict(self.parameters)
+        settings = replace(self.settings, length=length)
+        try:
+            with np.errstate(all="ignore"):
+                inv_freq, factor = row.compute(settings, **parameters)
+        except OverflowError:
+            raise self._error(length, "values overflow") from None
+        rotated = inv_freq[: row.rotated_pairs(self.settings, parameters)]
+        for extreme in (rotated.min(), rotated.max()):
+            if not 0 < extreme <= LARGEST_FREQUENCY:
+                raise self._error(length, f"a frequency comes to {float(extreme)}")
+        return inv_freq.astype(np.float64), float(factor)
+
+    def _error(self, length: int | None, problem: str) -> ValueError:
+        """Return the error for unusable frequencies, with the numbers that lead to them."""
+        theta = ("rope_theta", self.settings.rope_theta)
+        inputs = [theta, *self.parameters, ("seq_len", length)]
+        numbers = [f"`{name}` {shown(x)}" for name, x in inputs if isinstance(x, int | float)]
+        rule = "frequencies must be finite, above 0 and at most 2^40"
+        found = f"{problem} in {self.settings.angle_dtype}"
+        return ValueError(f"{', '.join(numbers)}: {found}; {rule}")

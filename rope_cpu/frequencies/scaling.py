@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,14 @@ import numpy as np
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.texts import cut, did_you_mean, shown
-from rope_cpu.array_types import Float64
-from rope_cpu.frequencies import spec as specs
-from rope_cpu.frequencies.rope_types import ALIASES, MISSING, ROPE_TYPES, RopeSettings
-from rope_cpu.frequencies.spec import RopeSpec
+from rope_cpu.frequencies.rope_types import (
+    ALIASES,
+    MISSING,
+    ROPE_TYPES,
+    RopeSettings,
+    ScalingRule,
+)
+from rope_cpu.frequencies.spec import ANGLE_DTYPES, RopeSpec, from_inv_freq
 
 DEFAULT_THETA = 10000.0
 
@@ -60,16 +63,10 @@ def _check_numbers(name: str, value: object) -> None:
         scalars.real_number(name, entry)
 
 
-def _check_nothing(name: str, value: object) -> None:
-    """Accept any value: `rope_type_name` has looked the type up in the table."""
-
-
 _not_negative: Check = partial(scalars.real_number, zero=True)
 
 # The check of each key's value, in sections of any type. Other keys are numbers above 0.
 CHECKS: dict[str, Check] = {
-    "rope_type": _check_nothing,
-    "type": _check_nothing,
     "original_max_position_embeddings": scalars.whole_number,
     "max_position_embeddings": scalars.whole_number,
     "short_factor": _check_numbers,
@@ -85,90 +82,6 @@ CHECKS: dict[str, Check] = {
 }
 
 
-@dataclass(frozen=True)
-class ScalingRule:
-    """The frequencies of one rope type as a function of the sequence length: a LengthRule.
-
-    Parameters
-    ----------
-    rope_type : str
-        A name in `ROPE_TYPES`.
-    settings : RopeSettings
-        The base and the widths.
-    parameters : tuple of (str, value)
-        Keyword arguments of the type's function, sorted by name.
-    """
-
-    rope_type: str
-    settings: RopeSettings
-    parameters: tuple[tuple[str, Any], ...]
-
-    @property
-    def original_length(self) -> int:
-        """The original length in tokens, for types that depend on the sequence length."""
-        parameters = dict(self.parameters)
-        original = parameters.get("original_max_position_embeddings")
-        return int(original or parameters["max_position_embeddings"])
-
-    @property
-    def ranges(self) -> str:
-        """The frequencies of shorter and longer sequences, for texts."""
-        original = self.original_length
-        return ROPE_TYPES[self.rope_type].ranges.format(original=original, longer=original + 1)
-
-    @property
-    def depends_on_length(self) -> bool:
-        """Whether the frequencies depend on the sequence length."""
-        return ROPE_TYPES[self.rope_type].depends_on_length(dict(self.parameters))
-
-    def at_length(self, length: int) -> tuple[Float64, float]:
-        """Return inv_freq (pairs,) and the attention factor for `length` tokens, from a cache."""
-        representative = ROPE_TYPES[self.rope_type].cache_length
-        try:
-            return _cached_frequencies(self, representative(length, self.original_length))
-        except (OverflowError, ValueError):
-            return self.frequencies(length)  # raises again, with this length in the text
-
-    def representatives(self, lengths: Sequence[int]) -> list[int]:
-        """Return for each length the one that stands for all lengths of equal frequencies."""
-        representative = ROPE_TYPES[self.rope_type].cache_length
-        original = self.original_length
-        return [representative(length, original) for length in lengths]
-
-    def frequencies(self, length: int | None) -> tuple[Float64, float]:
-        """Compute inv_freq (pairs,) and the attention factor; None: for the original length."""
-        row = ROPE_TYPES[self.rope_type]
-        parameters = dict(self.parameters)
-        settings = replace(self.settings, length=length)
-        try:
-            with np.errstate(all="ignore"):
-                inv_freq, factor = row.compute(settings, **parameters)
-        except OverflowError:
-            raise self._error(length, "values overflow") from None
-        rotated = inv_freq[: row.rotated_pairs(self.settings, parameters)]
-        for extreme in (rotated.min(), rotated.max()):
-            if not 0 < extreme <= specs.LARGEST_FREQUENCY:
-                raise self._error(length, f"a frequency comes to {float(extreme)}")
-        return inv_freq.astype(np.float64), float(factor)
-
-    def _error(self, length: int | None, problem: str) -> ValueError:
-        """Return the error for unusable frequencies, with the numbers that lead to them."""
-        theta = ("rope_theta", self.settings.rope_theta)
-        inputs = [theta, *self.parameters, ("seq_len", length)]
-        numbers = [f"`{name}` {shown(x)}" for name, x in inputs if isinstance(x, int | float)]
-        rule = "frequencies must be finite, above 0 and at most 2^40"
-        found = f"{problem} in {self.settings.angle_dtype}"
-        return ValueError(f"{', '.join(numbers)}: {found}; {rule}")
-
-
-@lru_cache(maxsize=256)
-def _cached_frequencies(rule: ScalingRule, length: int) -> tuple[Float64, float]:
-    """Compute frequencies: a server needs the same ones at every step of every sequence."""
-    inv_freq, factor = rule.frequencies(length)
-    inv_freq.setflags(write=False)
-    return inv_freq, factor
-
-
 def scaled(
     head_dim: int,
     rope_theta: float | None = None,
@@ -180,7 +93,7 @@ def scaled(
 ) -> RopeSpec:
     """Describe the rotation of `RotaryEmbedding`, with a rule if it depends on the length."""
     head_dim = scalars.whole_number("head_dim", head_dim, 2, limits.HEAD_DIM)
-    angle_dtype = scalars.choice("angle_dtype", angle_dtype, specs.ANGLE_DTYPES)
+    angle_dtype = scalars.choice("angle_dtype", angle_dtype, ANGLE_DTYPES)
     section = scaling_section(scaling)
     rope_type = rope_type_name(section)
     _check_section(rope_type, section)
@@ -203,7 +116,7 @@ def scaled(
     parameters = _type_parameters(rope_type, section, length)
     rule = ScalingRule(rope_type, settings, tuple(sorted(parameters.items())))
     inv_freq, factor = rule.frequencies(None)
-    return specs.from_inv_freq(
+    return from_inv_freq(
         inv_freq,
         head_dim=head_dim,
         attention_factor=factor,
@@ -276,8 +189,9 @@ def _check_section(rope_type: str, section: Mapping[str, Any]) -> None:
             named = "rope_type" in section or "type" in section
             remedy = "" if named else "add `rope_type`, such as 'linear' or 'yarn'"
             raise ArgumentError(cut(str(key)), finding, rule, remedy)
-        check = CHECKS.get(key, scalars.real_number)
-        check(key, value)
+        if key not in ("rope_type", "type"):  # which `rope_type_name` has looked up
+            check = CHECKS.get(key, scalars.real_number)
+            check(key, value)
 
 
 def _is_inert_value(rope_type: str, key: str, value: Any) -> bool:

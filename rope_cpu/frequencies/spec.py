@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,13 +13,10 @@ from numpy.typing import ArrayLike, NDArray
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.array_types import Float64
+from rope_cpu.frequencies.rope_types import LARGEST_FREQUENCY, ScalingRule
 
 AngleDtype = Literal["float64", "float32"]
 ANGLE_DTYPES = get_args(AngleDtype)
-
-# Radians per unit of position. Beyond this bound, positions of some thousands would already lose
-# digits, as angles beyond 2^53 radians do.
-LARGEST_FREQUENCY = 2.0**40
 
 # Bound of the factor on cos and sin: the factor and its inverse must be normal float32 numbers.
 LARGEST_FACTOR = 2.0**126
@@ -29,31 +26,6 @@ _PLAIN = "head_dim blocks interleaved rope_type angle_dtype pair_axis shared_id 
 _plain_fields = attrgetter(*_PLAIN.split())
 
 _LARGEST_SIZES = {"axes": limits.AXES, "heads": limits.HEADS, "pairs": limits.HEAD_DIM // 2}
-
-
-class LengthRule(Protocol):
-    """Frequencies that depend on the sequence length (rope types dynamic and longrope).
-
-    An implementation is immutable and hashable, compares by value and can be pickled.
-    """
-
-    @property
-    def original_length(self) -> int:
-        """Length in tokens up to which the frequencies are the original ones."""
-        ...
-
-    @property
-    def ranges(self) -> str:
-        """The frequencies of shorter and longer sequences, for texts."""
-        ...
-
-    def at_length(self, length: int) -> tuple[Float64, float]:
-        """Compute inv_freq (pairs,) of one axis, and the attention factor, for one length."""
-        ...
-
-    def representatives(self, lengths: Sequence[int]) -> Sequence[int]:
-        """Return for each length the one that stands for all lengths of equal frequencies."""
-        ...
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -88,7 +60,7 @@ class RopeSpec:
         -1 for a model that rotates backwards. `inv_freq` includes the sign already.
     shared_id : bool
         True if one position id may stand for the ids on all axes (M-RoPE on text).
-    length_rule : LengthRule, optional
+    length_rule : ScalingRule, optional
         The rule if the frequencies depend on the sequence length. It yields the frequencies of
         one axis, to which `direction` and `pair_axis` are applied.
     lengths : tuple of int, shape (rows,), optional
@@ -118,7 +90,7 @@ class RopeSpec:
     pair_axis: tuple[int, ...] | None = None
     direction: int = 1
     shared_id: bool = False
-    length_rule: LengthRule | None = None
+    length_rule: ScalingRule | None = None
     lengths: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -150,6 +122,11 @@ class RopeSpec:
     def axes(self) -> int:
         """Number of position coordinates."""
         return int(self.inv_freq.shape[1])
+
+    @property
+    def frequency_heads(self) -> int:
+        """Number of heads with frequencies of their own."""
+        return int(self.inv_freq.shape[2])
 
     @property
     def pairs(self) -> int:
@@ -243,7 +220,7 @@ class RopeSpec:
             return self
         scalars.check_length("lengths", lengths, limits.SEQUENCES)
         self.check_rows(len(lengths))
-        rows = [self.length_rule.at_length(length) for length in lengths]
+        rows = [self.length_rule.frequencies(length) for length in lengths]
         one_axis = np.stack([self.direction * inv_freq for inv_freq, _ in rows])
         inv_freq = spread_over_axes(one_axis, self.pair_axis or (), self.axes)
         return replace(

@@ -9,25 +9,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rope_cpu.arguments.arrays import check_array, check_outputs, share_memory
+from rope_cpu.arguments.arrays import check_array, check_outputs, refuse_shared
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
+from rope_cpu.arguments.scalars import check_type
 from rope_cpu.array_types import DTYPE_NAMES, LAYOUT_AXES, Array, CacheKind
 from rope_cpu.caches.batch import Batch
-from rope_cpu.caches.kv_cache import CACHE_ARRAYS, NO_SCALE, KVCache, check_cache, check_writeable
+from rope_cpu.caches.kv_cache import CACHE_ARRAYS, NO_SCALE, KVCache, check_writeable
 from rope_cpu.caches.rms_norm import NO_NORMS, RMSNorm, joined
 from rope_cpu.caches.slots import HEADS_FIRST, slots_of_tokens
 from rope_cpu.kernels import threads
 from rope_cpu.kernels.append import append_kernel, append_part
-from rope_cpu.launch.arrays import (
+from rope_cpu.launch.results import LARGE, new_like
+from rope_cpu.launch.rotate import (
     HeadLayout,
     Rotation,
     kernel_view,
     launch_copies,
+    numbers_of,
     refuse,
     results_for,
 )
-from rope_cpu.launch.results import LARGE, new_like
-from rope_cpu.launch.rotate import numbers_of
 
 _ndarray = np.ndarray
 
@@ -105,7 +106,7 @@ def append(
 ) -> Array:
     """Write q to `out`, and k and v to their slots; see `RotaryPlan.append`."""
     if type(cache) is not KVCache:
-        check_cache(cache)
+        check_type("cache", cache, KVCache)
     for array in cache._caller_arrays:
         if not array.flags.writeable:
             check_writeable(cache)
@@ -195,16 +196,15 @@ def _check_append_memory(inputs: dict[str, Array], outputs: dict[str, Any], cach
     """Raise if an output or the cache shares memory with an input or with another output."""
     if outputs:
         check_outputs(outputs, {"q": inputs["q"]})
-        for name in ("k", "v"):
-            if share_memory(outputs["out"], inputs[name]):
-                rule = "be `q` itself or share nothing with the inputs"
-                raise ArgumentError("out", Finding(f"shares memory with `{name}`"), rule)
+        others = {name: inputs[name] for name in ("k", "v")}
+        rule = "be `q` itself or share nothing with the inputs"
+        refuse_shared("out", outputs["out"], others, rule)
     check_writeable(cache)
-    for cache_name, array in zip(CACHE_ARRAYS, cache._kernel_arrays, strict=True):
-        for name, x in {**inputs, **outputs}.items():
-            if share_memory(array, x):
-                shares = Finding(f"shares memory with `cache.{cache_name}`")
-                raise ArgumentError(name, shares, "share none with it", "pass a copy")
+    cached = {
+        f"cache.{name}": x for name, x in zip(CACHE_ARRAYS, cache._kernel_arrays, strict=True)
+    }
+    for name, x in {**inputs, **outputs}.items():
+        refuse_shared(name, x, cached, "share none with it", "pass a copy")
 
 
 def rotate_normalised(

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rope_cpu.arguments import limits, scalars
-from rope_cpu.arguments.arrays import check_array, check_output, share_memory
+from rope_cpu.arguments.arrays import check_array, check_output, refuse_shared
 from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.array_types import Array, CacheKind, Int64
 from rope_cpu.caches.batch import Batch
-from rope_cpu.caches.kv_cache import CACHE_ARRAYS, KVCache, check_cache
+from rope_cpu.caches.kv_cache import CACHE_ARRAYS, KVCache
 from rope_cpu.caches.slots import check_page_size
 from rope_cpu.kernels import threads
 from rope_cpu.kernels.attention import (
@@ -127,8 +127,10 @@ def attention(
     _check_queries(q, cache, batch)
     keys = limits.WHOLE if window is None else scalars.whole_number("window", window)
     numbers = {
-        "scale": np.float32(cache.head_dim**-0.5) if scale is None else _float32("scale", scale),
-        "softcap": _ZERO if softcap is None else _float32("softcap", softcap),
+        "scale": np.float32(cache.head_dim**-0.5)
+        if scale is None
+        else scalars.float32_number("scale", scale),
+        "softcap": _ZERO if softcap is None else scalars.float32_number("softcap", softcap),
         "sinks": _no_sinks(q.shape[1]) if sinks is None else _sinks(sinks, q.shape[1]),
     }
     work = _work(batch, keys, q.shape[1] // cache.kv_heads)
@@ -239,7 +241,7 @@ def _pages_needed(batch: Batch, window: int) -> int:
 
 def _check_objects(cache: KVCache, batch: Batch) -> None:
     """Raise unless these are a cache and a batch of one page size."""
-    check_cache(cache)
+    scalars.check_type("cache", cache, KVCache)
     scalars.check_type("batch", batch, Batch)
     check_page_size("batch", batch, cache)
 
@@ -263,19 +265,7 @@ def _check_queries(q: Array, cache: KVCache, batch: Batch) -> None:
 def _check_out(out: Array, shape: tuple[int, ...], q: Array, cache: KVCache) -> None:
     """Raise unless the result can be written to `out`."""
     check_output("out", out, "y", shape, q.dtype)
-    for name, x in zip(_INPUTS, (q, *cache._kernel_arrays), strict=True):
-        if share_memory(out, x):
-            shares = Finding(f"shares memory with `{name}`")
-            raise ArgumentError("out", shares, "have memory of its own")
-
-
-def _float32(name: str, value: object) -> np.float32:
-    """Return a number as float32; raise unless it is above 0 and finite."""
-    with np.errstate(over="ignore", under="ignore"):
-        rounded = np.float32(scalars.real_number(name, value))
-    if not 0 < rounded < np.inf:
-        raise ArgumentError(name, value, "be above 0 and finite in float32")
-    return rounded
+    refuse_shared("out", out, dict(zip(_INPUTS, (q, *cache._kernel_arrays), strict=True)))
 
 
 @functools.cache
@@ -286,14 +276,9 @@ def _no_sinks(heads: int) -> Array:
 
 def _sinks(sinks: ArrayLike, heads: int) -> Array:
     """Return the logits of sinks as float32; raise unless there is one for each head."""
-    given = scalars.finite_array("sinks", sinks)
-    if given.shape != (heads,):
-        raise ArgumentError("sinks", Finding.shape_of(given), f"be (heads,), ({heads},)")
-    with np.errstate(over="ignore", under="ignore"):
-        logits = given.astype(np.float32, "C")
-    if not np.isfinite(logits).all():
-        wrong = given[~np.isfinite(logits)][0]
-        raise ArgumentError("sinks", Finding.holds(wrong), "be finite in float32")
+    logits = scalars.float32_array("sinks", sinks)
+    if logits.shape != (heads,):
+        raise ArgumentError("sinks", Finding.shape_of(logits), f"be (heads,), ({heads},)")
     return logits
 
 

@@ -1,30 +1,127 @@
-"""The launches of the rotation kernels: of arrays, and of keys in a cache."""
+"""The launches of the rotation kernels, of arrays and of keys in a cache, and what launches share.
+
+A fast path passes arrays to the kernel without copying them. Where the kernel refuses them, a slow
+path checks the arguments, which raises the precise error, and then passes contiguous copies.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, lru_cache
+from operator import methodcaller
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from rope_cpu.arguments.arrays import check_inputs, check_outputs, serves_any_tokens
 from rope_cpu.arguments.errors import ArgumentError, Finding
-from rope_cpu.array_types import DTYPE_NAMES, Array
+from rope_cpu.array_types import BSHD_VIEWS, DTYPE_NAMES, INTEGER_VIEWS, Array, CacheKind
 from rope_cpu.caches.kv_cache import KVCache, check_writeable
 from rope_cpu.caches.slots import check_none_twice, sorted_runs
 from rope_cpu.kernels import threads
 from rope_cpu.kernels.compile import address_of
 from rope_cpu.kernels.rotate import rotation_kernel, rotation_part
 from rope_cpu.kernels.rotate_cached import rotate_cached_kernel, rotate_cached_part
-from rope_cpu.launch.arrays import (
-    HeadLayout,
-    Rotation,
-    kernel_view,
-    launch_copies,
-    refuse,
-    results_for,
-)
+from rope_cpu.launch.results import new_like
 from rope_cpu.machine import last_level_cache
+
+
+class HeadLayout(NamedTuple):
+    """The elements of a head vector that form pairs.
+
+    Parameters
+    ----------
+    head_dim : int
+        Width of a head vector in elements.
+    interleaved : bool
+        Whether pairs are (2i, 2i+1) rather than (i, i+n), n half the width of the block.
+    blocks : tuple of int
+        Widths in elements of the contiguous blocks that pairs are formed in.
+    """
+
+    head_dim: int
+    interleaved: bool
+    blocks: tuple[int, ...]
+
+    @property
+    def pairing(self) -> str:
+        """The name of the pairing in `rope_cpu.kernels.rotate.PAIRINGS`."""
+        return "interleaved" if self.interleaved else "half"
+
+
+class Rotation(NamedTuple):
+    """The rotation of a plan's tokens, for the kernels of caches.
+
+    Parameters
+    ----------
+    cos_sin : array of float32, (2, batch or 1, tokens, frequency heads, pairs)
+        Cos and sin.
+    heads : HeadLayout
+        The pairs of head vectors.
+    layout : str
+        Layout of q, k and v.
+    launches : dict
+        The launches of the append kernel that were prepared for it, by dtype and kind of cache.
+    """
+
+    cos_sin: Array
+    heads: HeadLayout
+    layout: str
+    launches: dict[tuple[np.dtype[Any], CacheKind], Any]
+
+    def check(self, inputs: Mapping[str, object]) -> None:
+        """Raise unless arrays, by argument name, fit cos and sin."""
+        check_inputs(inputs, self.layout, self.heads.head_dim, self.cos_sin)
+
+
+def refuse(*arguments: Any) -> bool:
+    """Refuse all arrays: the launch of a dtype without a kernel."""
+    return False
+
+
+@cache
+def kernel_view(dtype: str, layout: str) -> Callable[[Array], Array] | None:
+    """Return the function from an array to its view for kernels; None for the array itself.
+
+    Kernels take (batch, seq, heads, head_dim), and 16-bit floats as integers of their bits.
+    """
+    integers = INTEGER_VIEWS.get(dtype)
+    to_bshd = BSHD_VIEWS.get(layout)
+    if integers is None:
+        return to_bshd
+    if to_bshd is None:
+        return methodcaller("view", integers)
+    if layout == "thd":  # written out, because a second call would cost each array 0.05 µs
+        return lambda x: x.view(integers)[None]
+    return lambda x: to_bshd(x.view(integers))
+
+
+def results_for(inputs: Mapping[str, Array], outs: Mapping[str, Any] | None) -> tuple[Array, ...]:
+    """Return the given outputs, checked, or new arrays like the inputs."""
+    if outs is None:
+        return tuple(new_like(x) for x in inputs.values())
+    check_outputs(outs, inputs)
+    return tuple(outs.values())
+
+
+def launch_copies(
+    inputs: Iterable[Array], results: Iterable[Array], launch: Callable[[list[Array]], bool]
+) -> None:
+    """Launch a kernel on contiguous copies of checked arrays, and write them to the results.
+
+    launch: rotates the copies in place; False if the kernel refuses them. Results are those of the
+    first inputs.
+    """
+    # All copies come before the first write: a lack of memory then leaves everything untouched.
+    copies = [np.array(x, order="C") for x in inputs]
+    if not launch(copies):
+        raise RuntimeError(
+            f"arrays of shapes {[x.shape for x in copies]} passed their checks, but the kernel "
+            "refused their copies; please report this as a fault of rope_cpu"
+        )
+    for result, rotated in zip(results, copies, strict=False):
+        result[...] = rotated
+
 
 # A launch passes arrays to one kernel without copying them:
 #     launch(cos_sin, q, k, q_out, k_out, arrays) -> bool
@@ -122,26 +219,6 @@ def repeated(cos_sin: Array, tokens: int) -> Array:
     return np.ndarray(shape, cos_sin.dtype, cos_sin, strides=strides)
 
 
-def rotate_copies(
-    inputs: Mapping[str, Array],
-    outs: Mapping[str, Any] | None,
-    launch_for: Callable[[np.dtype[Any]], tuple[Launch, Array]],
-) -> tuple[Array, ...]:
-    """Rotate contiguous copies of checked arrays; raise for an invalid output, with none written.
-
-    inputs, outs: in the same order, by argument name. launch_for: returns for a dtype its launch,
-    and the cos and sin of that launch.
-    """
-    results = results_for(inputs, outs)
-
-    def rotate(copies: list[Array]) -> bool:
-        launch, cos_sin = launch_for(copies[0].dtype)
-        return all(launch(cos_sin, x, x, x, x, 1) for x in copies if x.size)
-
-    launch_copies(inputs.values(), results, rotate)
-    return results
-
-
 def rotate_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:
     """Rotate the keys of slots in place; see `RotaryPlan.rotate_cached`.
 
@@ -149,7 +226,10 @@ def rotate_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:
     twice as long: at the end of a page the processor loads the next one ahead, which the other
     thread may write.
     """
-    _check_cached(rotation, cache, slots)
+    cos_sin = rotation.cos_sin
+    if serves_any_tokens(cos_sin):
+        cos_sin = repeated(cos_sin, slots.shape[1])
+    _check_cached(cos_sin, rotation.heads.head_dim, cache, slots)
     runs = sorted_runs(slots)
     check_none_twice(runs)
     if not len(runs):
@@ -160,23 +240,24 @@ def rotate_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:
     # The kernel is loaded before `threads.serial` is read, as in `CosSin._compute`.
     kernel = rotate_cached_kernel(dtype)
     usable = 1 if threads.serial else threads.limit
-    kernel(numbers, cache._kernel_arrays[0], runs, rotation.cos_sin, usable)
+    kernel(numbers, cache._kernel_arrays[0], runs, cos_sin, usable)
 
 
-def _check_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:
-    """Raise unless the plan is for the keys of these slots."""
-    rows, tokens, frequency_heads, _ = rotation.cos_sin.shape[1:]
-    if cache.head_dim != rotation.heads.head_dim:
-        rule = f"have that of this rotary embedding, {rotation.heads.head_dim}"
+def _check_cached(cos_sin: Array, head_dim: int, cache: KVCache, slots: Array) -> None:
+    """Raise unless cos and sin are for the keys of these slots."""
+    _, rows, tokens, frequency_heads, _ = cos_sin.shape
+    if cache.head_dim != head_dim:
+        rule = f"have that of this rotary embedding, {head_dim}"
         raise ArgumentError("cache", Finding(f"has keys of head_dim {cache.head_dim}"), rule)
     if cache.kv_heads % frequency_heads:
         rule = f"have a multiple of {frequency_heads}, the heads that cos and sin are for"
         raise ArgumentError("cache", Finding(f"has {cache.kv_heads} heads"), rule)
-    subject, row_subject = rotation.subjects
     if tokens != slots.shape[1]:
-        finding = Finding(f"has {slots.shape[1]} slots, but {subject} {tokens} tokens")
+        finding = Finding(f"has {slots.shape[1]} slots, but positions are given for {tokens}")
         raise ArgumentError("slot_mapping", finding, "have a slot for each token, or -1")
     if rows not in (1, slots.shape[0]):
-        finding = Finding(f"has batch {slots.shape[0]}, but {row_subject} {rows}")
+        finding = Finding(
+            f"has batch {slots.shape[0]}, but positions or lengths are given for {rows}"
+        )
         raise ArgumentError("slot_mapping", finding, "have a row for each batch row")
     check_writeable(cache, ("key",))

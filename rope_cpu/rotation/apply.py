@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,9 +12,8 @@ from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.arguments.position_ids import parse_table_rows
 from rope_cpu.arguments.scalars import boolean
 from rope_cpu.array_types import COMPUTE_DTYPES, LAYOUT_AXES, Array, Layout
-from rope_cpu.launch.arrays import HeadLayout
-from rope_cpu.launch.results import new_like
-from rope_cpu.launch.rotate import Launch, launcher, rotate_copies
+from rope_cpu.launch.rotate import HeadLayout
+from rope_cpu.rotation.plan import RotaryPlan
 
 
 def apply_rotary(
@@ -81,11 +80,10 @@ def apply_rotary(
     x = arrays.check_array("x", x, arrays.check_layout(layout))
     cos, sin = arrays.check_tables(cos, sin, position_ids is not None, layout)
     rotary_dim = 2 * cos.shape[-1]
-    for name, table in (("cos", cos), ("sin", sin)):
-        if isinstance(out, np.ndarray) and arrays.share_memory(out, table):
-            shares = Finding(f"shares memory with `{name}`")
-            remedy = "pass another array or a copy of the table"
-            raise ArgumentError("out", shares, "share nothing with the inputs", remedy)
+    if isinstance(out, np.ndarray):
+        remedy = "pass another array or a copy of the table"
+        tables = {"cos": cos, "sin": sin}
+        arrays.refuse_shared("out", out, tables, "share nothing with the inputs", remedy)
     if rotary_dim > x.shape[-1]:
         raise _too_wide(cos, x.shape[-1])
     differ_by_head = _differ_by_head(cos, x, position_ids is not None, layout)
@@ -99,21 +97,9 @@ def apply_rotary(
         sin = -sin
     cos_sin = _table(cos, sin, differ_by_head)
     heads = HeadLayout(x.shape[-1], boolean("interleaved", interleaved), (rotary_dim,))
-
-    def launch_for(dtype: np.dtype[Any]) -> tuple[Launch, Array]:
-        table = cos_sin.astype(COMPUTE_DTYPES[dtype], copy=False)
-        return launcher(dtype, heads, layout), table
-
-    result = new_like(x) if out is None else out
-    if type(x) is type(result) is np.ndarray:
-        launch, table = launch_for(x.dtype)
-        same = result is x or result.dtype == x.dtype
-        if same and launch(table, x, x, result, result, 1):
-            return result
-    subject = "`cos` and `sin` are for" if position_ids is None else "`position_ids` are for"
-    arrays.check_inputs({"x": x}, layout, x.shape[-1], cos_sin.shape[1:], subject, subject)
-    (result,) = rotate_copies({"x": x}, None if out is None else {"out": out}, launch_for)
-    return result
+    table_of = partial(cos_sin.astype, copy=False)
+    plan = RotaryPlan(table_of, heads, layout, "rotate", COMPUTE_DTYPES[x.dtype])
+    return plan.rotate(x, out)
 
 
 def _too_wide(cos: Array, head_dim: int) -> ArgumentError:

@@ -12,10 +12,12 @@ import numpy as np
 from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import DTYPE_NAMES, DTYPES, Array, Float64, Intp
-from rope_cpu.frequencies.spec import LARGEST_FACTOR, LengthRule, RopeSpec
+from rope_cpu.frequencies.rope_types import ScalingRule
+from rope_cpu.frequencies.spec import LARGEST_FACTOR, RopeSpec
 from rope_cpu.kernels import threads
 from rope_cpu.kernels.angles import RADIAN, cos_sin_kernel, cos_sin_part
 from rope_cpu.kernels.compile import address_of
+from rope_cpu.launch.rotate import repeated
 
 # Rows of frequencies that are remembered together. "longrope" has two for any lengths and
 # "dynamic_powers" some ten; those of "dynamic" change at every token, and do not come back.
@@ -107,6 +109,15 @@ class CosSin:
         self._compute(positions, operation, compute_dtype, table[0], table[1])
         return table
 
+    def packed_table(self, positions: Float64, operation: str, compute_dtype: str) -> Array:
+        """Return the table of packed tokens (1, tokens, axes), each with a row of frequencies."""
+        table = self.table(positions.swapaxes(0, 1), operation, compute_dtype)
+        return table.swapaxes(1, 2)
+
+    def uniform_table(self, positions: Float64, operation: str, compute_dtype: str) -> Array:
+        """Return the table of one position, (batch or 1, 1, axes), for any number of tokens."""
+        return repeated(self.table(positions, operation, compute_dtype), 1)
+
     def write(self, positions: Float64, operation: str, cos: Array, sin: Array) -> None:
         """Write cos and sin to arrays of as many elements, of any dtype, rounded once."""
         dtype = DTYPE_NAMES[cos.dtype]
@@ -155,27 +166,8 @@ class CosSin:
         return angles
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedCosSin:
-    """Cos and sin of packed tokens, each of which has a row of frequencies.
-
-    Parameters
-    ----------
-    by_token : CosSin
-        The arguments of the kernel for batch rows of one token each.
-    """
-
-    by_token: CosSin
-
-    def table(self, positions: Float64, operation: str, compute_dtype: str) -> Array:
-        """Return cos and sin of positions (1, tokens, axes), as `CosSin.table` does."""
-        one_token_rows = positions.reshape(-1, 1, positions.shape[2])
-        table = self.by_token.table(one_token_rows, operation, compute_dtype)
-        return table.reshape(2, 1, len(one_token_rows), *table.shape[3:])
-
-
 def rows_of_lengths(
-    spec: RopeSpec, rule: LengthRule, lengths: Sequence[int]
+    spec: RopeSpec, rule: ScalingRule, lengths: Sequence[int]
 ) -> tuple[RopeSpec, CosSin, list[int]]:
     """Return the distinct frequencies of sequences, as spec and as cos and sin, and their rows.
 
@@ -207,10 +199,11 @@ def check_rerotation(new: RopeSpec, old: RopeSpec) -> None:
     """Raise unless keys rotated as `old` says can be rotated on to `new`."""
     for spec in (new, old):
         spec.check_length()
-    old_facts = _facts(old)
-    for name, value in _facts(new).items():
-        if old_facts[name] != value:
-            finding = Finding(f"has {name} {shown(old_facts[name])}")
+    for name in ("head_dim", "rotary_dim", "interleaved", "blocks", "axes", "frequency_heads"):
+        value = getattr(new, name)
+        other = getattr(old, name)
+        if other != value:
+            finding = Finding(f"has {name} {shown(other)}")
             rule = f"have that of this rotary embedding, {shown(value)}"
             raise ArgumentError("old", finding, rule, _UNDO)
     if "float32" in (new.angle_dtype, old.angle_dtype):
@@ -222,18 +215,6 @@ def check_rerotation(new: RopeSpec, old: RopeSpec) -> None:
             "position, so that no difference of frequencies gives the angle between two rotations"
         )
         raise ArgumentError("old", finding, rule, _UNDO)
-
-
-def _facts(spec: RopeSpec) -> dict[str, Any]:
-    """Return the facts in which two rotations must agree, by name."""
-    return {
-        "head_dim": spec.head_dim,
-        "rotary_dim": spec.rotary_dim,
-        "interleaved": spec.interleaved,
-        "blocks": spec.blocks,
-        "axes": spec.axes,
-        "frequency heads": spec.inv_freq.shape[2],
-    }
 
 
 def _write_float32(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from os import PathLike
 from typing import Any, Literal, Self
 
@@ -15,7 +16,6 @@ from rope_cpu.arguments.arrays import check_array, check_dtype, check_layout, ch
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.position_ids import (
     check_coordinates,
-    check_range,
     parse_delta,
     parse_position_ids,
     position_array,
@@ -29,13 +29,14 @@ from rope_cpu.frequencies.axes import Span, axial, mrope
 from rope_cpu.frequencies.generators import solve
 from rope_cpu.frequencies.scaling import scaled
 from rope_cpu.frequencies.spec import AngleDtype, RopeSpec, from_inv_freq
-from rope_cpu.launch.arrays import HeadLayout
+from rope_cpu.launch.rotate import HeadLayout
 from rope_cpu.models import reader
 from rope_cpu.models.model import Model
-from rope_cpu.rotation.cos_sin import CosSin, PackedCosSin, check_rerotation, rows_of_lengths
+from rope_cpu.rotation.cos_sin import CosSin, check_rerotation, rows_of_lengths
 from rope_cpu.rotation.plan import MISSING, RotaryPlan
 
 
+@dataclass(slots=True, init=False, repr=False, eq=False)
 class RotaryEmbedding:
     """A rotary position embedding.
 
@@ -90,16 +91,6 @@ class RotaryEmbedding:
     ((1, 7, 32, 128), (1, 7, 8, 128))
     """
 
-    __slots__ = (
-        "_cos_sin",
-        "_heads",
-        "_lengths",
-        "_row_of_sequence",
-        "_sequences",
-        "_spec",
-        "_table_width",
-        "_takes_offset",
-    )
     _spec: RopeSpec  # a row for each of the different frequencies
     _cos_sin: CosSin  # of the same rows
     _lengths: tuple[int, ...] | None
@@ -506,7 +497,7 @@ class RotaryEmbedding:
         self._row_of_sequence = np.array(row_of_sequence, np.intp)
         self._sequences = len(row_of_sequence)
         self._heads = HeadLayout(spec.head_dim, spec.interleaved, spec.blocks)
-        self._table_width = spec.inv_freq.shape[2] * spec.pairs
+        self._table_width = spec.frequency_heads * spec.pairs
         self._takes_offset = not spec.needs_length and (spec.axes == 1 or spec.shared_id)
 
     @property
@@ -534,12 +525,11 @@ class RotaryEmbedding:
             omega = omega[self._row_of_sequence[0]]
         elif len(omega) < self._sequences:
             omega = omega[self._row_of_sequence]
-        if heads > 1:
-            return omega
-        omega = omega[..., 0, :]
-        if axes > 1:
-            return omega
-        return omega[..., 0, :]
+        if heads == 1:
+            omega = omega[..., 0, :]
+            if axes == 1:
+                omega = omega[..., 0, :]
+        return omega
 
     @property
     def attention_factor(self) -> float:
@@ -676,16 +666,14 @@ class RotaryEmbedding:
         ids = position_array("position_ids", position_ids)
         check_coordinates("position_ids", ids, axes)
         scalars.check_shape_size("position_ids", ids.shape, ids.size // axes, self._table_width)
-        check_range("position_ids", ids)
-        if self._sequences == 1:
-            shape = ids.shape[:-1] if axes > 1 else ids.shape
-            positions = ids.astype(np.float64, order="C").reshape(1, -1, axes)
-        else:
-            positions = parse_position_ids(
-                "position_ids", ids, axes, None, self._sequences, self._table_width
-            )
-            shape = (self._sequences, positions.shape[1])
-        heads = self._spec.inv_freq.shape[2]
+        rows = self._sequences
+        shape = ids.shape[:-1] if axes > 1 else ids.shape
+        if rows == 1:  # of any shape
+            ids = ids.reshape(-1, axes) if axes > 1 else ids.reshape(-1)
+        positions = parse_position_ids("position_ids", ids, axes, None, rows, self._table_width)
+        if rows > 1:
+            shape = (rows, positions.shape[1])
+        heads = self._spec.frequency_heads
         if heads > 1:
             shape = (*shape, heads)
         shape = (*shape, self._spec.pairs)
@@ -1020,23 +1008,24 @@ interleaved=False)
         """
         self._spec.check_length()
         rows = len(row_of_sequence)
-        tables: CosSin | PackedCosSin = cos_sin
+        packed = False
         if cu_seqlens is None:
             positions = parse_position_ids(
                 "position_ids", ids, self.axes, layout, rows, self._table_width
             )
             if rows > 1:
-                tables = cos_sin.of_rows(row_of_sequence)
+                cos_sin = cos_sin.of_rows(row_of_sequence)
         else:
             # Frequencies by token, in two parts and for each axis, are larger than cos and sin.
-            by_token = len(cos_sin.frequencies) > 1
-            columns = cos_sin.frequencies[0].size if by_token else self._table_width
+            packed = len(cos_sin.frequencies) > 1
+            columns = cos_sin.frequencies[0].size if packed else self._table_width
             positions = parse_position_ids("position_ids", ids, self.axes, layout, 1, columns)
             tokens = positions.shape[1]
             counts = tokens_of_sequences(cu_seqlens, layout, tokens, rows)
-            if by_token:
-                tables = PackedCosSin(cos_sin.of_rows(np.repeat(row_of_sequence, counts)))
-        return RotaryPlan(tables, self._heads, positions, layout, operation)
+            if packed:
+                cos_sin = cos_sin.of_rows(np.repeat(row_of_sequence, counts))
+        table_of = partial(cos_sin.packed_table if packed else cos_sin.table, positions, operation)
+        return RotaryPlan(table_of, self._heads, layout, operation)
 
     def _shift_plan(
         self, delta: int | float | ArrayLike, layout: str, compute_dtype: str
@@ -1045,9 +1034,9 @@ interleaved=False)
         deltas, is_uniform = parse_delta(delta, self.axes, self._spec.shared_id)
         positions = self._checked_positions("delta", deltas, layout)
         cos_sin = self._cos_sin_of_rows()
-        return RotaryPlan(
-            cos_sin, self._heads, positions, layout, "shift", is_uniform, compute_dtype
-        )
+        table = cos_sin.uniform_table if is_uniform else cos_sin.table
+        table_of = partial(table, positions, "shift")
+        return RotaryPlan(table_of, self._heads, layout, "shift", compute_dtype)
 
     def __repr__(self) -> str:
         length = "" if self._lengths is None else f", lengths={self._lengths}"
@@ -1087,11 +1076,9 @@ interleaved=False)
         layout = check_layout(layout)
         operation = _operation(inverse)
         positions = self._positions(name, x, ids, offset, layout)
-        compute_dtype = COMPUTE_DTYPES[x.dtype]
         cos_sin = self._cos_sin if self._sequences == 1 else self._cos_sin_of_rows()
-        return RotaryPlan(
-            cos_sin, self._heads, positions, layout, operation, compute_dtype=compute_dtype
-        )
+        table_of = partial(cos_sin.table, positions, operation)
+        return RotaryPlan(table_of, self._heads, layout, operation, COMPUTE_DTYPES[x.dtype])
 
     def _positions(
         self, name: str, x: Array, ids: ArrayLike | None, offset: int | ArrayLike, layout: str

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rope_cpu.arguments.arrays import check_array, check_inputs, check_out_pair
-from rope_cpu.array_types import COMPUTE_DTYPES, LAYOUT_AXES, Array, Float64
+from rope_cpu.arguments.arrays import check_inputs, check_out_pair, serves_any_tokens
+from rope_cpu.array_types import COMPUTE_DTYPES, Array
 from rope_cpu.caches.batch import Batch
 from rope_cpu.caches.kv_cache import KVCache
 from rope_cpu.caches.rms_norm import RMSNorm
 from rope_cpu.caches.slots import slots_of_keys
 from rope_cpu.launch.append import append, rotate_normalised
-from rope_cpu.launch.arrays import HeadLayout, Rotation
 from rope_cpu.launch.results import LARGE, new_like
-from rope_cpu.launch.rotate import Launch, launcher, repeated, rotate_cached, rotate_copies
-from rope_cpu.rotation.cos_sin import CosSin, PackedCosSin
+from rope_cpu.launch.rotate import (
+    HeadLayout,
+    Launch,
+    Rotation,
+    launch_copies,
+    launcher,
+    results_for,
+    rotate_cached,
+)
 
 _ndarray = np.ndarray
 _empty_like = np.empty_like
@@ -47,36 +54,29 @@ class RotaryPlan:
     """
 
     __slots__ = (
-        "_any_tokens",
-        "_cos_sin",
         "_heads",
         "_launches",
         "_layout",
         "_operation",
-        "_positions",
         "_rotation",
+        "_table_of",
         "_tables",
     )
 
     def __init__(
         self,
-        cos_sin: CosSin | PackedCosSin,
+        table_of: Callable[[str], Array],
         heads: HeadLayout,
-        positions: Float64,
         layout: str,
         operation: str,
-        any_tokens: bool = False,
         compute_dtype: str = "float32",
     ) -> None:
-        # The table of the other compute dtype follows when it is first needed.
-        self._cos_sin = cos_sin
+        self._table_of = table_of  # returns cos and sin in a compute dtype, as launches take them
         self._heads = heads
-        self._any_tokens = any_tokens  # cos and sin of one token rotate any number of them
-        self._positions = positions
         self._layout = layout
         self._operation = operation
-        self._tables: dict[str, Array] = {}
-        self._table(compute_dtype)
+        # The table of the other compute dtype follows when it is first needed.
+        self._tables = {compute_dtype: table_of(compute_dtype)}
         self._launches: dict[np.dtype[Any], tuple[Launch, Array]] = {}
         self._rotation: Rotation | None = None  # made when it is first needed
 
@@ -127,7 +127,7 @@ class RotaryPlan:
         """
         if q_norm is not None or k_norm is not None:
             norms = {"q_norm": q_norm, "k_norm": k_norm}
-            rotation = self._rotation_of(q, "q")
+            rotation = self._rotation or self._float32_rotation()
             q_rot, k_rot = rotate_normalised(rotation, {"q": q, "k": k}, norms, _named_pair(out))
             return q_rot, k_rot
         if out is None and type(q) is type(k) is _ndarray:
@@ -183,7 +183,8 @@ class RotaryPlan:
         """
         if norm is not None:
             outs = None if out is None else {"out": out}
-            return rotate_normalised(self._rotation_of(x, "x"), {"x": x}, {"norm": norm}, outs)[0]
+            rotation = self._rotation or self._float32_rotation()
+            return rotate_normalised(rotation, {"x": x}, {"norm": norm}, outs)[0]
         result = out
         if out is None and type(x) is _ndarray:
             result = np.empty_like(x) if x.nbytes < LARGE else new_like(x)
@@ -311,82 +312,54 @@ class RotaryPlan:
         True
         """
         slots = slots_of_keys(cache, slot_mapping, self._layout)
-        rotate_cached(self._rotation_for(slots.shape[1]), cache, slots)
-
-    def _rotation_of(self, x: object, name: str) -> Rotation:
-        """Return the rotation, for the kernels of caches, of as many tokens as an array has."""
-        return self._rotation_for(self._tokens_of(x, name))
-
-    def _rotation_for(self, tokens: int) -> Rotation:
-        """Return the rotation of a number of tokens, for the kernels of caches."""
-        rotation = self._rotation or self._float32_rotation()
-        if self._any_tokens:
-            return rotation._replace(cos_sin=repeated(rotation.cos_sin, tokens))
-        return rotation
+        rotate_cached(self._rotation or self._float32_rotation(), cache, slots)
 
     def _float32_rotation(self) -> Rotation:
-        """Return the rotation with cos and sin in float32, and keep it."""
-        table = self._tables.get("float32")
-        if table is None:
-            table = self._table("float32")
-        self._rotation = Rotation(table, self._heads, self._layout, self._subjects(), {})
+        """Return the rotation for the kernels of caches, and keep it."""
+        self._rotation = Rotation(self._table("float32"), self._heads, self._layout, {})
         return self._rotation
 
     def _table(self, compute_dtype: str) -> Array:
-        """Compute cos and sin in a compute dtype, and keep them."""
-        table = self._cos_sin.table(self._positions, self._operation, compute_dtype)
-        if self._any_tokens:
-            table = repeated(table, 1)
-        self._tables[compute_dtype] = table
+        """Return cos and sin in a compute dtype, which are computed on first use."""
+        table = self._tables.get(compute_dtype)
+        if table is None:
+            table = self._table_of(compute_dtype)
+            self._tables[compute_dtype] = table
         return table
 
     def _launch(self, dtype: np.dtype[Any]) -> tuple[Launch, Array]:
-        """Return the launch of a dtype and its cos and sin, which are computed on first use."""
-        compute_dtype = COMPUTE_DTYPES.get(dtype, "float32")  # other dtypes have no kernel
-        table = self._tables.get(compute_dtype)
-        if table is None:
-            table = self._table(compute_dtype)
+        """Return the launch of a dtype and its cos and sin, and keep them."""
+        table = self._table(COMPUTE_DTYPES.get(dtype, "float32"))  # other dtypes have no kernel
         launch = launcher(dtype, self._heads, self._layout)
         self._launches[dtype] = (launch, table)
         return launch, table
 
-    def _table_shape(self) -> tuple[int, ...]:
-        """Return (batch or 1, seq, frequency heads, pairs)."""
-        table = next(iter(self._tables.values()))
-        return table.shape[1:]
-
-    def _tokens_of(self, x: object, name: str) -> int:
-        """Return the number of tokens that an array must have."""
-        if self._any_tokens:
-            shape = check_array(name, x, self._layout).shape
-            return int(shape[LAYOUT_AXES[self._layout][1]])
-        return self._table_shape()[1]
-
     def _rotate_copies(self, xs: dict[str, Any], outs: dict[str, Any] | None) -> tuple[Array, ...]:
-        """Take the slow path; xs, outs: arrays by argument name."""
-        rows, _, *heads_and_pairs = self._table_shape()
-        name, x = next(iter(xs.items()))
-        shape = (rows, self._tokens_of(x, name), *heads_and_pairs)
-        check_inputs(xs, self._layout, self._heads.head_dim, shape, *self._subjects())
-        return rotate_copies(xs, outs, self._launch)
+        """Take the slow path: check all arguments, and rotate contiguous copies of the arrays.
 
-    def _subjects(self) -> tuple[str, str]:
-        """Return the subjects of error texts about the tokens and the batch rows of the plan."""
-        tokens = "`delta` is given for" if self._operation == "shift" else "positions are given for"
-        lengths = len(self._positions) < self._table_shape()[0]
-        return tokens, "lengths are given for" if lengths else tokens
+        xs, outs: arrays by argument name.
+        """
+        check_inputs(xs, self._layout, self._heads.head_dim, next(iter(self._tables.values())))
+        results = results_for(xs, outs)
+
+        def rotate(copies: list[Array]) -> bool:
+            launch, cos_sin = self._launch(copies[0].dtype)
+            return all(launch(cos_sin, x, x, x, x, 1) for x in copies if x.size)
+
+        launch_copies(xs.values(), results, rotate)
+        return results
 
     def __repr__(self) -> str:
-        batch, seq, _, pairs = self._table_shape()
+        table = next(iter(self._tables.values()))
+        _, batch, seq, _, pairs = table.shape
         return (
-            f"RotaryPlan(batch={batch}, seq={'any' if self._any_tokens else seq}, "
+            f"RotaryPlan(batch={batch}, seq={'any' if serves_any_tokens(table) else seq}, "
             f"layout={self._layout!r}, {self._operation}, head_dim={self._heads.head_dim}, "
             f"rotary_dim={2 * pairs}, interleaved={self._heads.interleaved})"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        source = (self._cos_sin, self._heads, self._positions)
-        return RotaryPlan, (*source, self._layout, self._operation, self._any_tokens)
+        return RotaryPlan, (self._table_of, self._heads, self._layout, self._operation)
 
 
 def _named_pair(out: object) -> dict[str, Any] | None:

@@ -67,6 +67,7 @@ def test_arguments_are_lists_or_arrays_of_any_integers(rng):
             page_size=np.int32(8),
         )
         assert batch.slot_mapping.tolist() == usual.slot_mapping.tolist()
+        assert batch.page_table.flags.c_contiguous  # as the kernel reads it
     unsigned = Batch(
         seq_lens=(3, 9), query_lens=range(3, 0, -2), page_table=np.uint64([[4, 0], [0, 2]]),
         page_size=8,
@@ -164,26 +165,6 @@ def test_a_step_without_sequences_is_like_any_other(rope_type):
     assert rope_cpu.attention(q_rot, cache, batch).shape == (0, 2, 16)
 
 
-def test_a_contiguous_cache_has_a_page_for_each_sequence():
-    batch = Batch(seq_lens=[3, 0, 7], query_lens=[3, 0, 1], page_table=[[2], [0], [1]], page_size=9)
-    assert batch.slot_mapping.tolist() == [18, 19, 20, 15]
-
-
-def test_shared_pages_are_allowed_under_cached_tokens():
-    """A common prefix: two sequences read page 5 and write elsewhere."""
-    batch = Batch(seq_lens=[5, 6], query_lens=[1, 2], page_table=[[5, 1], [5, 2]], page_size=4)
-    assert batch.slot_mapping.tolist() == [4, 8, 9]
-
-
-def test_rejected_speculative_tokens_are_written_again():
-    """Five tokens were proposed and two accepted: the accepted length is given next time."""
-    table = [[7, 3]]
-    proposed = Batch(seq_lens=[13], query_lens=[5], page_table=table, page_size=8)
-    assert proposed.slot_mapping.tolist() == [24, 25, 26, 27, 28]
-    following = Batch(seq_lens=[13], query_lens=[3], page_table=table, page_size=8)
-    assert following.slot_mapping.tolist() == [26, 27, 28]
-
-
 def make(seq_lens=(3, 9), query_lens=(3, 1), page_table=((4, -1), (0, 2)), page_size=8):
     return Batch(
         seq_lens=seq_lens, query_lens=query_lens, page_table=page_table, page_size=page_size
@@ -209,11 +190,11 @@ REFUSED = [
     (lambda: make(page_table=((4, 5), (0,))), ValueError, "`page_table` holds -1 under token 8 of"),
     (lambda: make(page_table=((4,), (0,), (1, 2))), ValueError, r"`page_table` has shape .3, 2."),
     (lambda: make(page_table=((4.0,), (0, 2))), TypeError, "`page_table` has dtype float64"),
-    (lambda: make(page_table=(([4],), ([0], [2]))), ValueError, "`page_table` has nested rows"),
-    (lambda: make(page_table=((4,), 0)), ValueError, "`page_table` is a tuple of unequal rows"),
+    (lambda: make(page_table=(([4],), ([0], [2]))), ValueError, "`page_table` has other rows"),
+    (lambda: make(page_table=((4,), 0)), ValueError, "`page_table` has other rows"),
     (lambda: make(page_table=("4", "02")), TypeError, "`page_table` has dtype <U1"),
     (lambda: make(page_table=((True,), (0, 2))), TypeError, "`page_table` has dtype bool"),
-    (lambda: make(page_table=((4,), {0: 0, 2: 2})), ValueError, "`page_table` is a tuple of une"),
+    (lambda: make(page_table=((4,), {0: 0, 2: 2})), TypeError, "`page_table` has dtype object"),
     (lambda: make(page_table=((4,), np.ma.array([0, 2]))), TypeError, "`page_table` is a masked"),
     (lambda: make(page_table=((4.0, 0), (1, 2))), TypeError, "`page_table` has dtype float64"),
     (lambda: make(page_table=((-2, 0), (1, 2))), ValueError, "`page_table` holds -2 for sequence"),
@@ -273,21 +254,3 @@ def test_a_page_table_is_read_as_far_as_sequences_need_it():
     batch = make(page_table=repeated(1, 2, 2**58), query_lens=(3, 0))
     assert time.process_time() - start < 0.5
     assert batch.page_table.shape == (2, 2)
-
-
-def test_a_batch_serves_every_layer(rng):
-    """A cache of float32 and one of int8, of different heads and widths."""
-    batch = make()
-    for dtype, heads, width in ((np.float32, 2, 16), (np.int8, 1, 8)):
-        scale = (
-            [np.zeros((5, 8, heads), np.float32) for _ in "kv"] if dtype == np.int8 else [None] * 2
-        )
-        cache = rope_cpu.KVCache(
-            *np.zeros((2, 5, 8, heads, width), dtype), key_scale=scale[0], value_scale=scale[1]
-        )
-        plan = rope_cpu.RotaryEmbedding(width).plan(batch.cache_position, layout="thd")
-        x = rng.standard_normal((4, heads, width)).astype(np.float32)
-        plan.append(x, x, x, cache, batch)
-        written = np.zeros(40, bool)
-        written[batch.slot_mapping] = True
-        assert np.array_equal(cache.value.reshape(40, -1).any(axis=1), written)

@@ -35,11 +35,6 @@ def test_arrays_are_those_of_the_server(dtype, paging, rng):
     caches.check()  # nothing was written
 
 
-def test_values_may_have_another_width():
-    cache = KVCache(np.zeros((2, 3, 4, 8), np.float32), np.zeros((2, 3, 4, 5), np.float32))
-    assert (cache.head_dim, cache.value_dim) == (8, 5)
-
-
 def test_a_memory_map_is_a_cache(tmp_path):
     key = np.memmap(tmp_path / "key", np.float32, "w+", shape=(2, 4, 2, 8))
     value = np.memmap(tmp_path / "value", np.float32, "w+", shape=(2, 4, 2, 8))
@@ -80,18 +75,10 @@ def test_caches_are_immutable():
             delattr(cache, name)
 
 
-def order_in_memory(x):
-    """Return the axes of an array by their strides."""
-    return np.argsort(np.abs(x.strides)).tolist()
-
-
 @pytest.mark.parametrize("dtype", CACHE_DTYPES)
 @pytest.mark.parametrize("paging", cases.PAGINGS)
 def test_copies_and_pickles(dtype, paging, rng):
-    """A copy has the same arrays; a deep copy and a pickled cache have arrays of their own.
-
-    The axes of these have the order in memory of the first ones, on which speed depends.
-    """
+    """A copy has the same arrays; a deep copy and a pickled cache have new ones, heads first."""
     caches = cases.Caches(rng, dtype, paging, "heads first", (2, 3, 2, 8, 8))
     cache = caches.cache
     assert copy.copy(cache).key is cache.key
@@ -103,7 +90,7 @@ def test_copies_and_pickles(dtype, paging, rng):
                 copied = getattr(again, name)
                 steps.assert_same_bits(copied, array)
                 assert not np.shares_memory(copied, array)
-                assert order_in_memory(copied) == order_in_memory(array)
+                assert copied.swapaxes(1, 2).flags.c_contiguous
                 assert copied.ctypes.data % 64 == 0
                 copied[...] = 1  # raises if it is read-only
 
@@ -171,19 +158,6 @@ def test_a_new_cache_takes_no_memory_before_it_is_written():
     assert resident() - before < 2**24
 
 
-@pytest.mark.parametrize("dtype", CACHE_DTYPES)
-def test_steps_have_the_bits_of_any_other_layout(dtype, rng):
-    caches = cases.Caches(rng, dtype, "pages", "pages", (5, 3, 2, 8, 8))
-    batch = rope_cpu.Batch(seq_lens=[8], query_lens=[8], page_table=[[4, 0, 2]], page_size=3)
-    plan = rope_cpu.RotaryEmbedding(8).plan(batch.cache_position, layout="thd")
-    q = rng.standard_normal((8, 6, 8)).astype(np.float32)
-    k, v = rng.standard_normal((2, 8, 2, 8)).astype(np.float32)
-    results = []
-    for cache in (caches.cache, KVCache.zeros(5, 3, 2, 8, dtype=DTYPES[dtype])):
-        results.append(rope_cpu.attention(plan.append(q, k, v, cache, batch), cache, batch))
-    steps.assert_same_bits(*results)
-
-
 @pytest.mark.parametrize("start", [0, 3, 8])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_a_value_may_be_a_part_of_its_key(dtype, start, rng):
@@ -239,7 +213,11 @@ REFUSED = [
     (lambda: KVCache(KEY, zeros(*SHAPE, dtype="i2")), TypeError, "`value` has .* int8, uint8"),
     (lambda: KVCache(zeros(*SHAPE, dtype="int4"), KEY), TypeError, "keys of 4 bits would make"),
     (lambda: KVCache(KEY, zeros(*SHAPE, dtype="int4")), TypeError, "pack two elements in a byte"),
-    (lambda: KVCache(KEY, INT4, key_scale=SCALE), ValueError, "as keys of float32 have no scales"),
+    (
+        lambda: KVCache(KEY, INT4, key_scale=SCALE),
+        ValueError,
+        "as keys are float32, without scales",
+    ),
     (lambda: KVCache(KEY, zeros(*SHAPE, dtype="u1")), ValueError, "`value` .* multiple of 32"),
     (
         lambda: KVCache(KEY, INT4),

@@ -118,7 +118,7 @@ class Stretch:
 
     original_length = 1
 
-    def at_length(self, length: int):
+    def frequencies(self, length: int):
         return np.arange(1.0, 5.0) / length, 2.0
 
     def __eq__(self, other):

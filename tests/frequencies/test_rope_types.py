@@ -272,8 +272,8 @@ def test_length_dependent_types(section: dict[str, Any]) -> None:
     [LONGROPE, *({"rope_type": name} for name in ("dynamic", "dynamic_powers"))],
     ids=lambda s: s["rope_type"],
 )
-def test_cached_frequencies_are_those_of_their_length(section: dict[str, Any]) -> None:
-    """Frequencies are cached for all lengths that share them."""
+def test_representatives_have_the_frequencies_of_their_lengths(section: dict[str, Any]) -> None:
+    """Frequencies are computed once for all lengths that share them."""
     factor = {} if section["rope_type"] == "dynamic_powers" else {"factor": 3.0}
     for original in (64, 100, 4096):
         rule = scaled(WIDTH, scaling=section | factor, max_position_embeddings=original).length_rule
@@ -281,7 +281,8 @@ def test_cached_frequencies_are_those_of_their_length(section: dict[str, Any]) -
             original * 2**k // part + by for k in range(8) for part in (1, 3) for by in (-1, 0, 1)
         }
         for length in sorted(around | {1, 2, 10**7, 2**40}):
-            kept, computed = rule.at_length(length), rule.frequencies(length)
+            (representative,) = rule.representatives([length])
+            kept, computed = rule.frequencies(representative), rule.frequencies(length)
             assert np.array_equal(kept[0], computed[0])
             assert kept[1] == computed[1]
 

@@ -84,17 +84,15 @@ def zeros(*shape):
         (lambda: ROPE(zeros(1, 1, 32), zeros(1, 513, 8)), "rope.rotate(q, offset=…)"),
         (lambda: ROPE(zeros(1, 1, 8), zeros(1, 513, 8)), "rope.rotate(q, offset=…)"),
         (lambda: ROPE(zeros(1, 2, 8), zeros(1, 0, 8)), "rope.rotate(q, offset=…)"),
-        (lambda: ROPE(zeros(2, 32, 7), zeros(2, 8, 7)), "`layout` is not 'bshd'"),
+        (lambda: ROPE(zeros(2, 32, 7), zeros(2, 8, 7)), "by layout 'bshd'"),
         (lambda: ROPE.rotate(zeros(1, 32, 7), range(7)), "check `layout`"),
         (lambda: ROPE.rotate(zeros(7, 2, 32), range(7)), "check `layout`"),
         (lambda: ROPE.rotate(zeros(1, 5, 32), range(7)), "must have as many on axis 1"),
     ],
 )
 def test_unequal_numbers_of_tokens_get_the_likely_remedy(call, remedy):
-    """Another layout only where it would make the numbers equal."""
     with pytest.raises(ValueError, match=re.escape(remedy)) as caught:
         call()
-    assert ("layout` is not" in str(caught.value)) == ("layout` is not" in remedy)
     assert ("check `layout`" in str(caught.value)) == ("check `layout`" in remedy)
 
 

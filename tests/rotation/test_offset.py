@@ -96,7 +96,7 @@ def test_offset_is_the_position_of_the_first_token(rng):
         rope.rotate(x, offset=per_row), rope.rotate(x, per_row[:, None] + np.arange(4))
     )
     assert np.array_equal(rope.rotate(x, offset=[5, 900]), rope.rotate(x, offset=per_row))
-    with pytest.raises(ValueError, match="positions are given for 2"):
+    with pytest.raises(ValueError, match=r"positions, .* are given for 2"):
         rope.rotate(np.concatenate([x, x]), [[1, 2, 3, 4]] * 2)
     seq_first = rope.rotate(oracle.to_layout(x, "sbhd"), offset=[5, 900], layout="sbhd")
     assert np.array_equal(oracle.from_layout(seq_first, "sbhd"), rope.rotate(x, offset=per_row))
@@ -105,19 +105,6 @@ def test_offset_is_the_position_of_the_first_token(rng):
 def test_no_rows_take_no_offsets():
     x = np.zeros((0, 2, 1, 8), np.float32)
     assert RotaryEmbedding(8).rotate(x, offset=[]).shape == x.shape
-
-
-@pytest.mark.parametrize("offset", [2**53, 2**61, 2**70, -(2**70), True, 1.5, "1", None])
-def test_an_invalid_offset_is_named(offset):
-    x = np.ones((1, 2, 1, 8), np.float32)
-    rope, pair = RotaryEmbedding(8), (x, x.copy())
-    rope(*pair, offset=1, out=pair)  # now cached entries could accept any position
-    before = pair[0].copy()
-    with pytest.raises((TypeError, ValueError), match="`offset`"):
-        rope(*pair, offset=offset, out=pair)
-    with pytest.raises((TypeError, ValueError), match="`offset`"):
-        rope.rotate(x, offset=offset)
-    assert (x == before).all()
 
 
 def test_huge_positions_cost_nothing():

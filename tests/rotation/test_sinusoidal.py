@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import mpmath
 import numpy as np
 import pytest
@@ -42,39 +40,6 @@ def test_far_rows():
     row = sinusoidal(100_001, 4)[100_000]
     exact = [float(formula(100_000, c, 4, 10000.0, True)) for c in range(4)]
     np.testing.assert_allclose(row, exact, rtol=0, atol=2**-24)
-
-
-@pytest.mark.parametrize("interleaved", [True, False])
-def test_a_shift_is_linear(interleaved):
-    """PE(t + g) is a rotation of PE(t) that depends on g alone."""
-    dim = 32
-    gap = 9
-    table = sinusoidal(60, dim, interleaved=interleaved, dtype=np.float64)
-    sin = (
-        slice(0, None, 2) if interleaved else slice(dim // 2),
-        slice(1, None, 2) if interleaved else slice(16, None),
-    )
-    frequency = np.array([10000 ** (-2 * i / dim) for i in range(dim // 2)])
-    u = np.cos(gap * frequency)
-    v = np.sin(gap * frequency)
-    off = 4 * 60 * 2.0**-53  # two angles of up to 60 radians and their frequencies, rounded
-    sines = table[:, sin[0]]
-    cosines = table[:, sin[1]]
-    np.testing.assert_allclose(sines[gap:], sines[:-gap] * u + cosines[:-gap] * v, rtol=0, atol=off)
-    np.testing.assert_allclose(
-        cosines[gap:], cosines[:-gap] * u - sines[:-gap] * v, rtol=0, atol=off
-    )
-
-
-@pytest.mark.parametrize("interleaved", [True, False])
-def test_products_depend_on_the_difference_and_are_symmetric(interleaved):
-    table = sinusoidal(80, 64, interleaved=interleaved, dtype=np.float64)
-    products = table @ table.T
-    off = 32 * 4 * 80 * 2.0**-53  # 32 pairs, each with two angles of up to 80 radians, rounded
-    for gap in (0, 1, 7, 33):
-        expected = sum(math.cos(gap * 10000 ** (-2 * i / 64)) for i in range(32))
-        np.testing.assert_allclose(np.diagonal(products, gap), expected, rtol=0, atol=off)
-        np.testing.assert_allclose(np.diagonal(products, -gap), expected, rtol=0, atol=off)
 
 
 def test_tables_of_bfloat16_are_rounded_once():
