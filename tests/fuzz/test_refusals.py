@@ -1,4 +1,4 @@
-"""Subclasses of arrays, tables, and functions of plain arguments: right results, or refusals.
+"""Functions of plain arguments: results, or refusals.
 
 Wrong arrays, outputs, ids and slots are rows of the tables in tests/rotation and tests/launch.
 """
@@ -6,105 +6,13 @@ Wrong arrays, outputs, ids and slots are rows of the tables in tests/rotation an
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
 
-import numpy as np
-from fuzz import calls
 from fuzz.mutations import LARGEST_NUMBER
-from fuzz.placed import Memory
-from hypothesis import assume
 from hypothesis import strategies as st
 from refusals import check_ours
 
 import rope_cpu
 from rope_cpu import positions
-
-
-class Subclass(np.ndarray):
-    """A subclass that changes nothing."""
-
-
-def _filled(call):
-    """Return a call with non-empty arrays that share no memory."""
-    return replace(
-        call,
-        batch=max(call.batch, 1),
-        tokens=max(call.tokens, 2),
-        out="own" if call.out == "shifted" else call.out,
-        places=tuple(replace(place, repeated=()) for place in call.places),
-        ids=replace(call.ids, form="row") if call.ids.form != "rows" else call.ids,
-    )
-
-
-def test_subclasses(search):
-    """A subclass is rotated like its base array, or refused."""
-
-    def check_subclass(call):
-        memory = Memory(call.seed)
-        arranged = calls.arrange(call, memory)
-        sources = {name: x.copy() for name, x in arranged.inputs.items()}
-        arranged.inputs = {name: x.view(Subclass) for name, x in arranged.inputs.items()}
-        memory.remember()
-        results = calls.run(arranged)
-        assert memory.changed_outside([*(arranged.outs or {}).values()]) == 0
-        tables = calls.exact_tables(arranged)
-        for result, x in zip(results, sources.values(), strict=True):
-            calls.check_rotated(call, np.asarray(result), x, *tables)
-
-    search(check_subclass, 20, call=calls.calls().map(_filled))
-
-
-TABLE_DTYPES = st.sampled_from(tuple(calls.DTYPES))
-
-
-@st.composite
-def tables(draw):
-    """Draw arguments of `cos_sin`."""
-    rotary = draw(calls.rotaries())
-    assume(rotary.rows == 1)
-    return replace(
-        _filled(draw(calls.calls())),
-        rotary=rotary,
-        way="plan",
-        layout="thd",
-        inverse=False,
-        batch=1,
-        ids=draw(calls.ids(rotary, "plan", "thd")),
-        dtype=draw(TABLE_DTYPES),
-    )
-
-
-def test_tables(search):
-    """Cos and sin of every dtype, in new arrays and in given ones."""
-
-    def check_tables(call, into):
-        memory = Memory(call.seed)
-        positions, ids = calls._positions(call, memory)
-        arranged = calls.Arranged(call, memory, {}, None, ids, positions, None)
-        dtype = calls.DTYPES[call.dtype]
-        heads = (call.rotary.heads,) if call.rotary.heads > 1 else ()
-        shape = (call.tokens, *heads, call.rotary.rope.rotary_dim // 2)
-        outs = None
-        if into:
-            unused = (1,) * (4 - len(shape))
-            placed = (memory.array((*unused, *shape), dtype, place) for place in call.places[2:])
-            outs = tuple(out[(0,) * len(unused)] for out in placed)
-        memory.remember()
-        made = call.rotary.rope.cos_sin(ids, dtype, out=outs)
-        assert memory.changed_outside(outs or []) == 0
-        cos, sin, factor, lost = calls.exact_tables(arranged)
-        unit = 2.0**-53 if call.dtype == "float64" else 2.0**-24
-        slack = 1e-9 if unit > 2.0**-53 or call.rotary.in_float32 else 4 * unit
-        slack += lost + calls.exact.OWN_ROUNDINGS * 2.0**-53
-        for table, exact in zip(made, (cos, sin), strict=True):
-            exact = exact.reshape(table.shape)
-            allowed = calls.bound(exact, np.zeros_like(exact), dtype, 1.0, unit) + slack * factor
-            with np.errstate(over="ignore", invalid="ignore"):
-                error = np.abs(table.astype(np.float64) - exact)
-                beyond = np.abs(exact) > float(calls.ml_dtypes.finfo(dtype).max) / 2
-            assert (beyond | (error <= allowed)).all()
-
-    search(check_tables, 30, call=tables(), into=st.booleans())
 
 
 def argument_names(function):

@@ -9,7 +9,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -300,20 +299,6 @@ def test_processes_that_fill_a_cache_at_once(tmp_path, run_program, expected):
         )
 
 
-@pytest.mark.nightly
-def test_eight_processes_on_an_empty_cache(tmp_path, run_program):
-    program = """
-    import hashlib, numpy as np, rope_cpu
-    cos, sin = rope_cpu.RotaryEmbedding(128).cos_sin(np.arange(99))
-    print(hashlib.sha256(cos.tobytes() + sin.tobytes()).hexdigest())
-    """
-    running = [run_program.start(program, env={"NUMBA_CACHE_DIR": str(tmp_path)}) for _ in range(8)]
-    found = [process.communicate(timeout=300) for process in running]
-    cos, sin = rope_cpu.RotaryEmbedding(128).cos_sin(np.arange(99))
-    expected = hashlib.sha256(cos.tobytes() + sin.tobytes()).hexdigest()
-    assert {out.strip() for out, _ in found} == {expected}, [err for _, err in found]
-
-
 CLEAR = "from rope_cpu.cli.main import main; main(['warmup', '--clear'])"
 
 
@@ -469,30 +454,6 @@ def test_where_files_cannot_be_written_kernels_run_all_the_same(tmp_path, run_pr
     assert out.startswith("1 the kernel cache of rope_cpu in")
     assert f"{tmp_path}" in out
     assert "OSError: [Errno 27]" in out
-
-
-@pytest.fixture
-def tiny_disk(tmp_path):
-    """A file system of 64 KiB."""
-    options = ["-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)]
-    if (
-        shutil.which("mount") is None
-        or subprocess.run(["mount", *options], capture_output=True).returncode
-    ):
-        pytest.skip("this user cannot mount a file system")
-    yield tmp_path
-    subprocess.run(["umount", str(tmp_path)], check=True)
-
-
-@pytest.mark.processes
-def test_on_a_full_disk_kernels_run_all_the_same(tiny_disk, run_program):
-    filler = tiny_disk / "filler"
-    filler.write_bytes(bytes(shutil.disk_usage(tiny_disk).free - 8192))  # room for an index alone
-    out, _ = run_program(
-        ON_A_FULL_DISK.replace("LIMITED", "False"), env={"NUMBA_CACHE_DIR": str(tiny_disk)}
-    )
-    assert out.startswith("1 the kernel cache of rope_cpu in")
-    assert "OSError: [Errno 28] No space left on device" in out
 
 
 def test_a_compiler_that_is_switched_off_is_named(run_program):

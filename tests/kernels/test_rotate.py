@@ -16,6 +16,7 @@ from oracle import ORDER, draw
 from rope_cpu.array_types import INTEGER_VIEWS
 from rope_cpu.kernels import rotate as kernels
 from rope_cpu.kernels.compile import address_of
+from rope_cpu.machine import last_level_cache
 
 NARROW = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
@@ -148,10 +149,11 @@ def test_blocks_of_every_width_in_place_and_out(kind, pairing, rng):
 def test_results_past_the_caches_at_any_address(kind, pairing, rng):
     """Unaligned rows are stored as usual, because a store past the caches would end the process."""
     dtype = NARROW.get(kind, np.dtype(kind))
-    for pairs in (64, 32, 96, 80, 36):
+    for blocks in ([64], [32], [96], [80], [36], [8, 28, 28], [4, 6, 54]):
+        pairs = sum(blocks)
         cos, sin = cos_and_sin(rng, (1, 9, 1, pairs), dtype)
         x = draw(rng, (1, 9, 2, 2 * pairs), dtype)
-        expected = rotated(x, cos, sin, pairing)
+        expected = rotated(x, cos, sin, pairing, blocks=blocks)
         for odd in (0, 64, 16, dtype.itemsize):
             step = x.shape[3] * dtype.itemsize + odd
             for offset in (0, dtype.itemsize, 16, 32, 64):
@@ -161,10 +163,14 @@ def test_results_past_the_caches_at_any_address(kind, pairing, rng):
                     (18 * step, 2 * step, step, dtype.itemsize),
                 )
                 before, out = memory.copy(), np.ndarray(x.shape, dtype, memory, start, strides)
-                assert launch(x, None, out, None, cos, sin, pairing, cache_bytes=0)
+                assert launch(x, None, out, None, cos, sin, pairing, blocks, cache_bytes=0)
                 assert out.tobytes() == expected.tobytes(), (pairs, odd, offset)
                 out[...] = np.ndarray(x.shape, dtype, before, start, strides)
                 assert (memory == before).all(), (pairs, odd, offset)
+
+
+def test_the_last_cache_has_a_size():
+    assert 2**18 <= last_level_cache() <= 2**32
 
 
 def test_which_results_go_past_the_caches():

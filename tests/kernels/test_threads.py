@@ -1,18 +1,31 @@
-"""Python threads, forks, and the number of threads.
+"""Python threads, forks, the end of processes, and the number of threads.
 
 Cases that can end a process run in processes of their own.
 """
 
 import os
 import textwrap
+from importlib import metadata
 
 import pytest
 from fewer_cases import sample
 from numba import config
-from threading_layers import HAS_TBB, LAYERS
 
 import rope_cpu
 from rope_cpu.kernels import threads
+
+# Numba's threading layers.
+HAS_TBB = pytest.mark.skipif(
+    not any(package.name == "tbb" for package in metadata.distributions()),
+    reason="there is no wheel of tbb here",
+)
+LAYERS = [
+    pytest.param("tbb", marks=HAS_TBB),
+    *sample(("omp",)),
+    *sample(("workqueue",), others="nightly"),  # where neither of the others is found
+]
+
+LINUX = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux only")
 
 START = """
     import multiprocessing, os, signal, sys, threading
@@ -280,7 +293,7 @@ def test_more_threads_than_cores_and_fewer(count, run):
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux only")
+@LINUX
 def test_a_process_of_one_processor(layer, run):
     code = """
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -288,6 +301,91 @@ def test_a_process_of_one_processor(layer, run):
     print(all(right() for _ in range(50)))
     """
     assert run(code, layer) == ["True"]
+
+
+# Processes that end after a fork, a thread or a pool, whatever their CPUs.
+PIN = "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})"
+END = """
+    def rotate(_=None):
+        return rope.rotate(x).tobytes()
+
+    @numba.njit(parallel=True)
+    def total(count):
+        found = 0
+        for n in numba.prange(count):
+            found += n
+        return found
+
+    def in_thread(task):
+        in_threads(1, task)
+
+    def fork():
+        pid = os.fork()
+        if pid == 0:
+            rotate()
+            sys.exit()  # the whole end of a process, unlike os._exit
+        assert os.waitpid(pid, 0)[1] == 0
+
+    def pool():
+        with multiprocessing.get_context("fork").Pool(2) as workers:
+            assert set(workers.map(rotate, range(4))) == {rotate()}
+
+    def layer():
+        try:
+            return numba.threading_layer()
+        except ValueError:
+            return "none"
+"""
+ENDING = {
+    "warmup and fork": "rope_cpu.warmup(['float32']); fork(); rotate()",
+    "thread": "in_thread(rotate)",
+    "thread, and a function of the user": "in_thread(rotate); in_thread(lambda: total(100))",
+    "thread and fork": "in_thread(rotate); fork(); rotate()",
+    "fork from a thread": "rotate(); in_thread(fork); rotate()",
+    "pool": "rotate(); pool()",
+}
+
+
+@pytest.fixture
+def run_to_its_end(run):
+    """Run code after the preparations of END; return the threading layer at the end."""
+
+    def run_to_its_end(code, cpus, layer, **variables):
+        before = f"import os\n{PIN}" if cpus == "one" else ""
+        pinned = PIN if cpus == "pinned later" else ""
+        program = f"{pinned}\n{textwrap.dedent(END)}\n{code}\nprint(layer())"
+        return run(program, layer, before, **variables)[-1]
+
+    return run_to_its_end
+
+
+@LINUX
+@pytest.mark.parametrize("cpus", sample(("two", "pinned later"), "two", others="nightly"))
+@pytest.mark.parametrize("scenario", sample(ENDING, "warmup and fork", "thread and fork", "pool"))
+def test_a_process_of_two_threads_ends(scenario, layer, cpus, run_to_its_end):
+    assert run_to_its_end(ENDING[scenario], cpus, layer) == layer
+
+
+@LINUX
+@pytest.mark.processes
+@pytest.mark.parametrize("scenario", ENDING)
+def test_a_process_on_one_cpu_ends(scenario, run_to_its_end):
+    """It loads no threading layer, unless functions of the user do so."""
+    expected = "omp" if "user" in scenario else "none"
+    assert run_to_its_end(ENDING[scenario], "one", "omp", NUMBA_NUM_THREADS=None) == expected
+
+
+@LINUX
+@pytest.mark.processes
+@HAS_TBB
+def test_tbb_that_a_user_loads_after_a_kernel_on_one_cpu(run_to_its_end):
+    code = """
+in_thread(rotate)
+threads.PARALLEL = True
+threads.load_tbb.__wrapped__()
+in_thread(lambda: total(100))
+"""
+    assert run_to_its_end(code, "one", "tbb", NUMBA_NUM_THREADS=None) == "tbb"
 
 
 NUMBERS = [("1", 1), ("2", 2), ("64", 2), ("", 2)]

@@ -143,10 +143,11 @@ SCALE_PAGINGS = {
 class Caches:
     """The server's arrays, the cache of them, and copies that take the expected contents.
 
-    pages, page_size, heads, key_width, value_width: as in `KVCache`.
+    sizes: pages, page_size, heads, key_width, value_width, as in `KVCache`. hold: from arrays to
+    those that take their place.
     """
 
-    def __init__(self, rng, dtype, paging, scale_paging, sizes):
+    def __init__(self, rng, dtype, paging, scale_paging, sizes, hold=list):
         pages, page_size, heads, key_width, _ = sizes
         self.page_size = page_size
         self.count = pages * page_size
@@ -159,6 +160,7 @@ class Caches:
         if dtype == "int8":
             shapes = scale_row.shapes(pages, page_size, heads)
             self.arrays += [noise(rng, shape, DTYPES["float32"]) for shape in shapes]
+        self.arrays = hold(self.arrays)
         self._scale_views = lambda arrays: scale_row.views(*(*arrays, None)[:2])
         self.expected = [array.copy() for array in self.arrays]
         key, value, key_scale, value_scale = self.of(self.arrays)
@@ -260,25 +262,30 @@ def in_layout(x, layout):
 
 
 class Call:
-    """A random call of append, and its expected results."""
+    """A random call of append, and its expected results.
 
-    def __init__(self, rng, dtype, cache_dtype, interleaved):
+    large: of 2^17 elements and more. hold: of `Caches`, for arrays of as many axes as those of
+    `KVCache`.
+    """
+
+    def __init__(self, rng, dtype, cache_dtype, interleaved, large=False, hold=None):
         self.dtype = DTYPES[dtype]
         self.width = int(rng.choice(WIDTHS))
         self.layout = str(rng.choice(LAYOUTS))
         kind = ROTARIES[rng.integers(len(ROTARIES))]
         self.rope = kind(rng, self.width, interleaved)
         batch = 1 if self.layout == "thd" else int(rng.integers(1, 4))
-        self.tokens = (batch, int(rng.integers(1, 8)))
         kv_heads = int(rng.choice([2, 4]))
         heads = kv_heads * int(rng.choice([1, 2, 4]))
+        least = 2**17 // (batch * (heads + 2 * kv_heads) * self.width) if large else 0
+        self.tokens = (batch, least + int(rng.integers(1, 8)))
         self.value_width = int(rng.choice([self.width, self.width, 1, 8, 100]))
-        paging = self._paging(rng)
+        paging = "pages" if hold else self._paging(rng)
         page_size = int(rng.choice([1, 3, 16, 40]))
         pages = -(-2 * batch * self.tokens[1] // page_size) + 1
         sizes = (pages, page_size, kv_heads, self.width, self.value_width)
-        scale_paging = str(rng.choice(list(SCALE_PAGINGS)))
-        self.caches = Caches(rng, cache_dtype, paging, scale_paging, sizes)
+        scale_paging = "pages" if hold else str(rng.choice(list(SCALE_PAGINGS)))
+        self.caches = Caches(rng, cache_dtype, paging, scale_paging, sizes, hold or list)
         self.slots = draw_slots(rng, self.caches.count, self.tokens)
         self.norms = (
             draw_norm(rng, self.width),
@@ -312,16 +319,19 @@ class Call:
         """Return float32 (batch, tokens, heads, width), rotated."""
         return self.rope.plan(self.ids).rotate(x)
 
+    def plan(self):
+        """Return the plan of the tokens in the layout."""
+        ids = self.ids[0] if self.layout == "thd" else self.ids
+        return self.rope.plan(ids, layout=self.layout)
+
     def run(self):
         """Append; return the queries as (batch, tokens, heads, width)."""
         q, k, v = (in_layout(x, self.layout) for x in self.place(self.values))
-        ids = self.ids[0] if self.layout == "thd" else self.ids
-        plan = self.rope.plan(ids, layout=self.layout)
         slots = self.slots[0] if self.layout == "thd" else self.slots
         given = slots.tolist() if self.integers == "list" else slots.astype(self.integers)
         out = self._make_out(q)
         q_norm, k_norm, v_norm = map(to_norm, self.norms)
-        result = plan.append(
+        result = self.plan().append(
             q, k, v, self.caches.cache, given, q_norm=q_norm, k_norm=k_norm, v_norm=v_norm, out=out
         )
         assert out is None or result is out

@@ -158,24 +158,6 @@ def test_bits_do_not_depend_on_chunks(window, heads, rng):
             steps.assert_same_bits(chunk.run(), whole[tokens])
 
 
-def test_sequences_may_share_pages(rng):
-    keys, values = rng.standard_normal((2, 4, 8, 2, 16)).astype(np.float32)
-    cache = rope_cpu.KVCache(keys, values)
-    batch = rope_cpu.Batch(
-        seq_lens=[20, 23], query_lens=[1, 2], page_table=[[3, 0, 1], [3, 0, 2]], page_size=8
-    )
-    q = rng.standard_normal((3, 4, 16)).astype(np.float32)
-    sequences = [
-        attending.Sequence(
-            keys[pages].reshape(-1, 2, 16)[:n], values[pages].reshape(-1, 2, 16)[:n], new
-        )
-        for pages, n, new in (([3, 0, 1], 20, 1), ([3, 0, 2], 23, 2))
-    ]
-    expected = attending.exactly(q, sequences, Options())
-    error = np.abs(rope_cpu.attention(q, cache, batch) - expected).max()
-    assert error <= attending.TOLERANCE * np.abs(values).max()
-
-
 @parametrize_cache_dtypes
 @parametrize_heads
 @pytest.mark.parametrize("window", [None, 1, 6])
@@ -308,18 +290,6 @@ def test_changes_of_a_batchs_arrays_do_not_reach_the_kernel(called, change, rng)
     steps.assert_same_bits(call.run(cache, batch), expected)
 
 
-def test_decode_and_prefill_read_the_same_nan(rng):
-    """An old key of NaN is read by every token, and by none whose window has passed it."""
-    call = fixed_call(rng, lengths=[300, 300], new=[1, 1])
-    for row in (0, 1):
-        call.stored[row][0][0][100 * (row + 1)] = np.nan
-    assert np.isnan(call.run()).all()
-    call.options = Options(window=150)
-    result = call.run()
-    assert not np.isnan(result[0]).any()
-    assert np.isnan(result[1]).all()
-
-
 def test_a_window_of_one_gives_the_value_itself(rng):
     call = fixed_call(rng, options=Options(window=1))
     result = call.run()
@@ -388,25 +358,6 @@ def test_out_and_queries_may_have_any_strides(dtype, rng):
     assert not buffer[:, :, 0].any()
 
 
-@pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("dtype", ["int64", "int32"])
-def test_page_tables_may_have_any_strides(dtype, order, rng):
-    """Also in the order of Fortran, and one row for two sequences."""
-    cache = rope_cpu.KVCache(*rng.standard_normal((2, 4, 8, 2, 16)).astype(np.float32))
-    q = rng.standard_normal((2, 4, 16)).astype(np.float32)
-
-    def attended(rows):
-        batch = rope_cpu.Batch(
-            seq_lens=[20, 16], query_lens=[2, 0], page_table=rows, page_size=cache.page_size
-        )
-        return rope_cpu.attention(q, cache, batch)
-
-    expected = attended([[3, 0, 1], [3, 0, 1]])
-    table = np.array([[3, 0, 1, 9], [3, 0, 1, 9]], dtype, order=order)
-    for rows in (table, table[:, :3], np.broadcast_to(table[0], table.shape)):
-        steps.assert_same_bits(attended(rows), expected)
-
-
 def test_the_error_state_of_numpy_does_not_matter(rng):
     """Queries times a scale may overflow, or fall below the smallest float32."""
     call = fixed_call(rng)
@@ -417,29 +368,3 @@ def test_the_error_state_of_numpy_does_not_matter(rng):
         assert (np.abs(expected) > np.finfo(np.float32).max).any() == (scale > 1)
         with np.errstate(all="raise"):
             call.run(*placed)
-
-
-def test_append_and_attention_make_a_step(rng):
-    """A prompt in chunks and decode steps, against one pass over the whole text in float64."""
-    rope = rope_cpu.RotaryEmbedding(32)
-    q, k, v = (rng.standard_normal((30, heads, 32)).astype(np.float32) for heads in (4, 2, 2))
-    cache = rope_cpu.KVCache(*np.full((2, 9, 4, 2, 32), np.nan, np.float32))
-    table = rng.permutation(9)[None, :8]
-    done = 0
-    results = []
-    for new in (9, 1, 1, 12, 1, 6):
-        batch = rope_cpu.Batch(
-            seq_lens=[done + new], query_lens=[new], page_table=table, page_size=4
-        )
-        plan = rope.plan(batch.cache_position, layout="thd")
-        step = slice(done, done + new)
-        q_rot = plan.append(q[step], k[step], v[step], cache, batch)
-        results.append(rope_cpu.attention(q_rot, cache, batch))
-        done += new
-    plan = rope.plan(np.arange(30), layout="thd")
-    q_rot, k_rot = plan(q, k)
-    expected = attending.exactly(
-        q_rot, [attending.Sequence(k_rot.astype(float), v.astype(float), 30)], Options()
-    )
-    error = np.abs(np.concatenate(results) - expected).max()
-    assert error <= attending.TOLERANCE * np.abs(v).max()
