@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import count, groupby, repeat
 from typing import Any, Literal, NamedTuple, get_args
@@ -441,7 +440,6 @@ def _sequence_ids(kinds: list[int], grids: dict[int, Iterator[_Grid]], start_aft
     """Return the ids (tokens, 3) of one sequence without padding; consumes its grids."""
     parts = [np.zeros((0, 3), dtype=np.int64)]
     start = 0
-    later = Counter(kinds)
     before = TEXT
     for kind, run in groupby(kinds):
         if {before, kind} == {VIDEO, SOUND}:
@@ -449,12 +447,11 @@ def _sequence_ids(kinds: list[int], grids: dict[int, Iterator[_Grid]], start_aft
             raise ArgumentError("token_types", finding, "have other tokens between", _OWN_AUDIO)
         before = kind
         length = len(list(run))
-        later[kind] -= length
         if kind in (TEXT, SOUND):
             parts.append(start + np.tile(np.arange(length)[:, None], 3))
             start += length
             continue
-        for vision_grid in _take_grids(kind, length, later[kind], grids[kind]):
+        for vision_grid in _take_grids(kind, length, grids[kind]):
             grid_ids = _grid_ids(vision_grid)
             parts.append(start + grid_ids)
             if start_after == "largest_id":
@@ -464,11 +461,8 @@ def _sequence_ids(kinds: list[int], grids: dict[int, Iterator[_Grid]], start_aft
     return np.concatenate(parts)
 
 
-def _take_grids(kind: int, tokens: int, later: int, grids: Iterator[_Grid]) -> Iterator[_Grid]:
-    """Yield the next grids until their tokens fill a run of `tokens` tokens; raise otherwise.
-
-    later: number of tokens of this kind after the run.
-    """
+def _take_grids(kind: int, tokens: int, grids: Iterator[_Grid]) -> Iterator[_Grid]:
+    """Yield the next grids until their tokens fill a run of `tokens` tokens; raise otherwise."""
     argument = _GRID_ARGUMENTS[kind]
     left = tokens
     while left:
@@ -482,9 +476,8 @@ def _take_grids(kind: int, tokens: int, later: int, grids: Iterator[_Grid]) -> I
             finding = Finding(f"has {left} {_KIND_NAMES[kind]} tokens left in a run")
             rule = f"have the {grid_tokens} of `{argument}[{vision_grid.number}]`"
             remedy = "check the grids, `merge_size` and `merge_frames`"
-            if kind == VIDEO and left < grid_tokens <= left + later:
-                rule = f"{rule} without other tokens between them"
-                remedy = f"frames apart need `split_frames`=True (Qwen3-VL); {_OWN_AUDIO}"
+            if kind == VIDEO:
+                remedy += f"; frames apart need `split_frames`=True (Qwen3-VL); {_OWN_AUDIO}"
             raise ArgumentError("token_types", finding, rule, remedy)
         yield vision_grid
         left -= grid_tokens

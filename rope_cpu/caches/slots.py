@@ -26,7 +26,11 @@ def slots_of_tokens(value: Batch | ArrayLike, cache: KVCache, layout: str) -> Ar
     A Batch has checked its slots: its page size and its pages alone are compared with the cache.
     """
     if not isinstance(value, Batch):
-        return _checked_slots(value, cache, layout)
+        slots = _slots(value, layout)
+        if not (0 < slots.size <= _FEW and _are_distinct(slots, cache)):
+            _check_range(slots, cache)
+            check_none_twice(sorted_runs(slots))
+        return slots
     if type(value) is not Batch:
         scalars.check_type("slot_mapping", value, Batch)
     if layout != "thd":
@@ -51,15 +55,6 @@ def check_page_size(name: str, batch: Batch, cache: KVCache) -> None:
         rule = f"have that of `cache`, {cache.page_size}"
         remedy = HEADS_FIRST if batch.page_size == cache.kv_heads else ""
         raise ArgumentError(name, Finding(f"has page_size {batch.page_size}"), rule, remedy)
-
-
-def _checked_slots(value: ArrayLike, cache: KVCache, layout: str) -> Array:
-    """Return integers as slots of a cache, int64 (batch, tokens); raise if one occurs twice."""
-    slots = _slots(value, layout)
-    if not (0 < slots.size <= _FEW and _are_distinct(slots, cache)):
-        _check_range(slots, cache)
-        check_none_twice(sorted_runs(slots))
-    return slots
 
 
 def _slots(value: ArrayLike, layout: str) -> Array:

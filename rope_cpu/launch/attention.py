@@ -123,7 +123,9 @@ def attention(
     >>> y.shape, y.min(), y.max()
     ((2, 4, 16), np.float32(1.0), np.float32(1.0))
     """
-    _check_objects(cache, batch)
+    scalars.check_type("cache", cache, KVCache)
+    scalars.check_type("batch", batch, Batch)
+    check_page_size("batch", batch, cache)
     _check_queries(q, cache, batch)
     keys = limits.WHOLE if window is None else scalars.whole_number("window", window)
     numbers = {
@@ -237,13 +239,6 @@ def _pages_needed(batch: Batch, window: int) -> int:
         rule = "have a page under every key that they attend to"
         raise ArgumentError("batch", finding, rule, "give back pages outside of `window` alone")
     return int(arrays.page_table.max(where=needed, initial=-1)) + 1
-
-
-def _check_objects(cache: KVCache, batch: Batch) -> None:
-    """Raise unless these are a cache and a batch of one page size."""
-    scalars.check_type("cache", cache, KVCache)
-    scalars.check_type("batch", batch, Batch)
-    check_page_size("batch", batch, cache)
 
 
 def _check_queries(q: Array, cache: KVCache, batch: Batch) -> None:

@@ -85,7 +85,10 @@ def apply_rotary(
         tables = {"cos": cos, "sin": sin}
         arrays.refuse_shared("out", out, tables, "share nothing with the inputs", remedy)
     if rotary_dim > x.shape[-1]:
-        raise _too_wide(cos, x.shape[-1])
+        rule = f"have at most {x.shape[-1] // 2} columns, one for each pair of `x`"
+        half = f"cos[..., :{cos.shape[-1] // 2}]"
+        remedy = f"of a pair in two columns pass one: {half}, or cos[..., ::2] if interleaved"
+        raise ArgumentError("cos", Finding.shape_of(cos), rule, remedy)
     differ_by_head = _differ_by_head(cos, x, position_ids is not None, layout)
     if differ_by_head and cos.shape[-2] == 0:
         raise ArgumentError("cos", Finding.shape_of(cos), "be for at least one head")
@@ -100,21 +103,6 @@ def apply_rotary(
     table_of = partial(cos_sin.astype, copy=False)
     plan = RotaryPlan(table_of, heads, layout, "rotate", COMPUTE_DTYPES[x.dtype])
     return plan.rotate(x, out)
-
-
-def _too_wide(cos: Array, head_dim: int) -> ArgumentError:
-    """Return the error for tables with more columns than pairs, such as those of transformers.
-
-    Those have the columns of all pairs twice, or each column twice.
-    """
-    n = cos.shape[-1] // 2
-    finding = Finding(
-        f"has shape {cos.shape}, and rotates {2 * cos.shape[-1]} elements, but `x` has head_dim "
-        f"{head_dim}"
-    )
-    rule = f"have at most {head_dim // 2} columns, one for each pair"
-    slices = f"cos[..., :{n}], or cos[..., ::2] of interleaved pairs, and sin likewise"
-    return ArgumentError("cos", finding, rule, f"of tables that hold each pair twice pass {slices}")
 
 
 def _differ_by_head(cos: Array, x: Array, looked_up: bool, layout: str) -> bool:

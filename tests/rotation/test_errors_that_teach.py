@@ -108,7 +108,7 @@ def test_one_number_for_positions_is_an_offset(position):
 @pytest.mark.parametrize("columns", [65, 96, 128])
 def test_tables_of_full_width_get_the_slice(columns):
     table = np.ones((3, columns))
-    slices = re.escape(f"pass cos[..., :{columns // 2}], or cos[..., ::2] of interleaved pairs")
+    slices = re.escape(f"pass one: cos[..., :{columns // 2}], or cos[..., ::2] if interleaved")
     with pytest.raises(ValueError, match=f"at most 64 columns, .*{slices}"):
         rope_cpu.apply_rotary(X, table, table)
 
