@@ -13,8 +13,7 @@ from rope_cpu.accuracy.attention import attention as reference
 from rope_cpu.accuracy.attention import exactly
 from rope_cpu.array_types import CACHE_KINDS, DTYPES, Array, CacheKind
 
-from .peers import onnx_session
-from .rotations import UnavailableError, require_modules
+from .rotations import UnavailableError, onnx_session, require_modules
 from .serving import (
     HEAD_DIM,
     HEADS,

@@ -15,7 +15,7 @@ import numpy as np
 
 from rope_cpu.array_types import DTYPES, Array
 
-from . import attention, peers, rotations, serving
+from . import attention, rotations, serving
 from .attention import Attended
 from .measure import Case, Contenders, on_threads
 from .serving import HEAD_DIM, HEADS, KV_HEADS, Appended, Move
@@ -30,14 +30,14 @@ OURS: Contenders = {
 UNALIGNED: Contenders = {"plan, unaligned out": rotations.plan_unaligned_out}
 PEERS: Contenders = {
     "NumPy rotate_half": rotations.rotate_half,
-    "torch eager": peers.torch_call,
-    "torch.compile": partial(peers.torch_call, compiled=True),
-    "JAX jit": peers.jax_jit,
-    "ORT operator IO-bound": peers.onnx_operator,
-    "ORT RotaryEmbedding-23 run": partial(peers.exported_run, "onnx"),
-    "ORT RotaryEmbedding-23 IO-bound": partial(peers.exported_bound, "onnx"),
-    "ORT com.microsoft IO-bound": partial(peers.exported_bound, "ort"),
-    "ORT primitive ops IO-bound": partial(peers.exported_bound, "primitive"),
+    "torch eager": rotations.torch_call,
+    "torch.compile": partial(rotations.torch_call, compiled=True),
+    "JAX jit": rotations.jax_jit,
+    "ORT operator IO-bound": rotations.onnx_operator,
+    "ORT RotaryEmbedding-23 run": partial(rotations.exported_run, "onnx"),
+    "ORT RotaryEmbedding-23 IO-bound": partial(rotations.exported_bound, "onnx"),
+    "ORT com.microsoft IO-bound": partial(rotations.exported_bound, "ort"),
+    "ORT primitive ops IO-bound": partial(rotations.exported_bound, "primitive"),
 }
 STEPS_OURS: Contenders = {"append": serving.append, "plan alone, no cache": serving.plan_alone}
 STEPS_PEERS: Contenders = {"plan and NumPy": serving.plan_and_numpy}
@@ -58,17 +58,13 @@ SHIFTS = [
     Case("serving-shift/float32", f"{_KEYS}, float32", Move("float32"), MOVES),
 ]
 
-SEPARATE_TOKENS = (1, 32, 128, 512, 2048, 4096)
-# Name of a shape → (batch, tokens).
-SHAPES = {
-    "decode-1": (1, 1),
-    "decode-8": (8, 1),
-    "decode-64": (64, 1),
-    "prefill-128": (1, 128),
-    "prefill-512": (1, 512),
-    "prefill-4096": (1, 4096),
-}
-HEADLINE = ("decode-1", "prefill-512", "prefill-4096")
+# Name of a shape → sequences, new tokens of each, and whether q and k are views of one packed
+# buffer, or in arrays of their own, as projections leave them.
+SHAPES = {f"separate-{tokens}": (1, tokens, False) for tokens in (1, 32, 128, 512, 2048, 4096)}
+SHAPES |= {f"decode-{sequences}": (sequences, 1, True) for sequences in (1, 8, 64)}
+SHAPES |= {f"prefill-{tokens}": (1, tokens, True) for tokens in (128, 512, 4096)}
+# Of packed cases, those that run by default, in place.
+USUAL_SHAPES = ("decode-1", "prefill-512", "prefill-4096")
 USUAL_DTYPES = ("bfloat16", "float32")
 SERVING_TOKENS = (1, 32, 128, 512)
 # Part of a name → kind of the cache.
@@ -100,7 +96,7 @@ def all_cases(
         rotations that are no default cases.
     threads: several numbers of threads to compare; the first contender alone is then timed.
     """
-    rotating = [*_separate(model), *_packed(model)]
+    rotating = list(_rotations(model))
     if with_peers is None:
         rotating = [case if case.default else replace(case, peers={}) for case in rotating]
     cases = [*rotating, *_serving(), *_attention(), *SHIFTS]
@@ -109,34 +105,24 @@ def all_cases(
     return cases if with_peers is not False else [replace(case, peers={}) for case in cases]
 
 
-def _separate(model: Model) -> Iterator[Case]:
-    """Yield q and k in arrays of their own, as projections leave them; all are default cases."""
-    for tokens, in_place in product(SEPARATE_TOKENS, (True, False)):
-        shape = f"separate-{tokens}"
-        case = _rotation(model, shape, (1, tokens), "float32", packed=False, in_place=in_place)
-        ours = OURS if in_place else {**OURS, **UNALIGNED}
-        yield replace(case, ours=ours, default=True)
-
-
-def _packed(model: Model) -> Iterator[Case]:
-    """Yield q and k as views of one packed buffer."""
-    for (shape, size), dtype, in_place in product(SHAPES.items(), DTYPES, (True, False)):
-        case = _rotation(model, shape, size, dtype, packed=True, in_place=in_place)
-        yield replace(case, default=shape in HEADLINE and dtype in USUAL_DTYPES and in_place)
-
-
-def _rotation(
-    model: Model, shape: str, size: tuple[int, int], dtype: str, *, packed: bool, in_place: bool
-) -> Case:
-    """Return a rotation. size: (batch, tokens)."""
-    batch, tokens = size
-    ids = _ids(model, batch, tokens)
-    workload = Workload(model.rope, ids, model.heads, model.kv_heads, dtype, packed, in_place)
-    words = _tokens(tokens) if batch == 1 else f"one token of each of {batch} sequences"
-    where = "packed" if packed else "apart"
-    target = "in place" if in_place else "into other arrays"
-    name = f"{shape}/{dtype}" if in_place else f"{shape}/{dtype}/out"
-    return Case(name, f"{words}, q and k {where}, {dtype}, {target}", workload, OURS, PEERS)
+def _rotations(model: Model) -> Iterator[Case]:
+    """Yield rotations: packed ones in every dtype, others in float32."""
+    for (shape, (batch, tokens, packed)), in_place in product(SHAPES.items(), (True, False)):
+        words = _tokens(tokens) if batch == 1 else f"one token of each of {batch} sequences"
+        where = "packed" if packed else "apart"
+        target = "in place" if in_place else "into other arrays"
+        is_usual = shape in USUAL_SHAPES and in_place
+        for dtype in DTYPES if packed else ["float32"]:
+            ids = _ids(model, batch, tokens)
+            work = Workload(model.rope, ids, model.heads, model.kv_heads, dtype, packed, in_place)
+            yield Case(
+                f"{shape}/{dtype}" if in_place else f"{shape}/{dtype}/out",
+                f"{words}, q and k {where}, {dtype}, {target}",
+                work,
+                OURS if packed or in_place else {**OURS, **UNALIGNED},
+                PEERS,
+                default=not packed or (is_usual and dtype in USUAL_DTYPES),
+            )
 
 
 def _ids(model: Model, batch: int, tokens: int) -> Array:

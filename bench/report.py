@@ -1,8 +1,9 @@
-"""A run as text: the machine, and a table of each case."""
+"""A run as text: the machine, and a table of each case; and as a picture."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from .measure import Case
@@ -10,6 +11,11 @@ from .results import Result, Timing, ratio
 
 # Format of the lines of a case.
 _ROW = "  {:<31} {:>10} {:>6} {:>6} {:>8} {}"
+_COLORS = {"ours": "C3", "peer": "C0"}
+# Inches: width of a picture, height of a case without rows, and of a row.
+_WIDTH = 8
+_CASE_HEIGHT = 1
+_ROW_HEIGHT = 0.25
 _UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 
 
@@ -46,12 +52,9 @@ def case_lines(case: Result) -> Iterator[str]:
     limits = [] if case.limit is None else [case.limit]
     for row in case.timed("ours", "peer") + limits:
         yield _ROW.format(*_cells(case, row)).rstrip()
-    names_by_problem: dict[str, list[str]] = {}
     for row in case.rows:
         if row.problem:
-            names_by_problem.setdefault(row.problem, []).append(row.name)
-    for problem, names in names_by_problem.items():
-        yield f"  {problem} ({', '.join(names)})"
+            yield f"  {row.name:<31} {row.problem}"
 
 
 def _cells(case: Result, row: Timing) -> list[str]:
@@ -74,3 +77,27 @@ def listing(cases: Sequence[Case]) -> Iterator[str]:
     for case in cases:
         mark = "*" if case.default else " "
         yield f"{mark} {case.name:<{width}} {case.what}"
+
+
+def draw(results: Sequence[Result], path: str | Path) -> None:
+    """Draw the results of a run into a file; raise ValueError if nothing was timed."""
+    from matplotlib.figure import Figure
+
+    drawn = [case for case in results if case.timed(*_COLORS)]
+    if not drawn:
+        raise ValueError(f"`--plot` is {str(path)!r}, but no case could be timed")
+    heights = [_CASE_HEIGHT + _ROW_HEIGHT * len(case.timed(*_COLORS)) for case in drawn]
+    figure = Figure(figsize=(_WIDTH, sum(heights)), layout="constrained")
+    panels = figure.subplots(len(drawn), squeeze=False, height_ratios=heights)[:, 0]
+    for panel, case in zip(panels, drawn, strict=True):
+        rows = case.timed(*_COLORS)
+        medians = [row.seconds.median for row in rows]
+        colors = [_COLORS[row.role] for row in rows]
+        bars = panel.barh([row.name for row in rows], medians, color=colors)
+        panel.bar_label(bars, [duration(median) for median in medians], padding=3)
+        panel.set_xscale("log")
+        panel.margins(x=0.2)
+        panel.tick_params(axis="x", which="both", bottom=False, labelbottom=False)
+        panel.invert_yaxis()
+        panel.set_title(case.what, loc="left")
+    figure.savefig(path)

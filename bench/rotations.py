@@ -1,18 +1,34 @@
-"""Calls that rotate: those of rope_cpu, plans included, and the usual forms in NumPy."""
+"""Calls that rotate: by rope_cpu, NumPy, torch and JAX, as models use them, and by onnxruntime.
+
+torch and JAX rotate (batch, heads, seq, head_dim) by given cos and sin. Arrays of onnxruntime are
+(batch, seq, heads·head_dim), as projections leave them. Views of a packed buffer are copied into
+such arrays by each call, since onnxruntime takes contiguous arrays only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 
-from rope_cpu.array_types import Array
+import rope_cpu
+from rope_cpu.array_types import DTYPES, Array
 
 from .timing import Call
 from .workloads import Pair, Workload
+
+# In float64 transformers rotates interleaved pairs in float32, and JAX computes in float32.
+_FRAMEWORK_DTYPES = ("float32", "float16", "bfloat16")
+
+# The model of transformers whose function rotates half-split (False), and interleaved pairs; both
+# functions take cos and sin of head_dim width.
+_MODELS = {False: "llama", True: "cohere"}
 
 
 class UnavailableError(Exception):
@@ -90,3 +106,182 @@ def rotate_half(workload: Workload) -> Call:
         return [rotate(x).astype(q.dtype, copy=False) for x in wide]
 
     return Call(rotate_both, workload.arrays(), tuple)
+
+
+def _require(workload: Workload, modules: Sequence[str], dtypes: Sequence[str]) -> None:
+    """Raise UnavailableError unless a peer with these modules and dtypes supports a workload."""
+    require_modules(*modules)
+    if workload.dtype not in dtypes:
+        raise UnavailableError(f"has no {workload.dtype}")
+    require_whole_heads(workload)
+
+
+def torch_call(workload: Workload, compiled: bool = False) -> Call:
+    """Rotate by apply_rotary_pos_emb of transformers, perhaps under torch.compile."""
+    _require(workload, ("torch", "transformers"), _FRAMEWORK_DTYPES)
+    import torch
+
+    torch.set_num_threads(rope_cpu.get_num_threads())
+    torch.set_grad_enabled(False)
+    model = _MODELS[workload.rope.interleaved]
+    rotate = import_module(f"transformers.models.{model}.modeling_{model}").apply_rotary_pos_emb
+    if compiled:
+        torch.compiler.reset()  # else the ninth shape of a process would silently run uncompiled
+        rotate = torch.compile(rotate, dynamic=False)
+    pairs = replace(workload, aligned=True).arrays()  # aligned like torch's own tensors
+    # A model casts cos and sin to the dtype of its activations once a step.
+    tables = [_tensor(table.astype(DTYPES[workload.dtype])) for table in workload.wide_cos_sin()]
+    argument_sets = [(*(_tensor(x.swapaxes(1, 2)) for x in pair), *tables) for pair in pairs]
+
+    def results(returned: Any) -> list[Array]:
+        return [tensor.float().numpy().swapaxes(1, 2) for tensor in returned]
+
+    return Call(rotate, argument_sets, results)
+
+
+def _tensor(x: Array) -> Any:
+    """Return a tensor that shares the memory of `x`."""
+    import torch
+
+    if x.dtype.itemsize == 2:
+        dtype = torch.float16 if x.dtype == np.float16 else torch.bfloat16
+        return torch.from_numpy(x.view(np.int16)).view(dtype)
+    return torch.from_numpy(x)
+
+
+def jax_jit(workload: Workload) -> Call:
+    """Rotate under jax.jit, computed in float32 and rounded at the end."""
+    _require(workload, ("jax",), _FRAMEWORK_DTYPES)
+    import jax
+    import jax.numpy as jnp
+
+    if rope_cpu.get_num_threads() != (os.cpu_count() or 1):
+        raise UnavailableError("XLA always uses all cores")
+    interleaved = workload.rope.interleaved
+    cos, sin = (jnp.asarray(table[:, None]) for table in workload.wide_cos_sin())
+
+    def rotate(x: Any) -> Any:
+        y = x.astype(jnp.float32)
+        if interleaved:
+            rotated = jnp.stack([-y[..., 1::2], y[..., ::2]], -1).reshape(y.shape)
+        else:
+            first, second = jnp.split(y, 2, axis=-1)
+            rotated = jnp.concatenate([-second, first], -1)
+        return (y * cos + rotated * sin).astype(x.dtype)
+
+    rotate_pair = jax.jit(lambda q, k: (rotate(q), rotate(k)))
+
+    def call(q: Any, k: Any) -> Any:
+        rotated = rotate_pair(q, k)
+        rotated[1].block_until_ready()
+        return rotated
+
+    argument_sets = [
+        tuple(jnp.asarray(x.swapaxes(1, 2)) for x in pair) for pair in workload.arrays()
+    ]
+
+    def results(returned: Any) -> list[Array]:
+        return [np.asarray(x).swapaxes(1, 2) for x in returned]
+
+    return Call(call, argument_sets, results)
+
+
+def exported_run(target: str, workload: Workload) -> Call:
+    """Rotate by `run` of an exported model, which copies inputs and allocates outputs."""
+    # onnxruntime takes NumPy's bfloat16 in bound arrays only.
+    session = _exported_session(target, workload, ("float32", "float16"))
+    ids = _position_ids(workload)
+
+    def run(q: Array, k: Array) -> list[Array]:
+        feeds = {"q": _flat(q), "k": _flat(k), "position_ids": ids}
+        outputs: list[Array] = session.run(None, feeds)
+        return outputs
+
+    return Call(run, workload.arrays(), tuple)
+
+
+def exported_bound(target: str, workload: Workload) -> Call:
+    """Rotate by an exported model whose inputs and outputs `export.bind` binds once."""
+    session = _exported_session(target, workload, ("float32", "float16", "bfloat16"))
+    return _bound(workload, session, {})
+
+
+def onnx_operator(workload: Workload) -> Call:
+    """Rotate by the operator alone, bound: an export also expands position ids to all rows."""
+    _require_onnxruntime(workload, ("float32",))
+    from onnx import parser
+
+    interleaved = int(workload.rope.interleaved)
+    text = f"""<ir_version: 10, opset_import: ["": 23]>
+        rotation (float[b, s, q_width] q, float[b, s, k_width] k, int64[b, s] position_ids,
+            float[n, pairs] cos, float[n, pairs] sin)
+        => (float[b, s, q_width] q_rot, float[b, s, k_width] k_rot) {{
+            q_rot = RotaryEmbedding <interleaved={interleaved}, num_heads={workload.heads}>
+                (q, cos, sin, position_ids)
+            k_rot = RotaryEmbedding <interleaved={interleaved}, num_heads={workload.kv_heads}>
+                (k, cos, sin, position_ids)
+        }}"""
+    cos, sin = workload.rope.cos_sin(np.arange(workload.ids.max() + 1))
+    return _bound(workload, onnx_session(parser.parse_model(text)), {"cos": cos, "sin": sin})
+
+
+def _bound(workload: Workload, session: Any, tables: dict[str, Array]) -> Call:
+    """Return a call of a session on bound arrays, into which views of packed ones are copied."""
+    from rope_cpu.export import bind
+
+    ids = _position_ids(workload)
+    argument_sets = []
+    for (q, k), out in zip(workload.arrays(), workload.outputs(), strict=True):
+        feeds = {"q": _flat(q), "k": _flat(k), "position_ids": ids, **tables}
+        outputs = {"q_rot": _flat(out[0]), "k_rot": _flat(out[1])}
+        views = [(feeds["q"].reshape(q.shape), q), (feeds["k"].reshape(k.shape), k)]
+        copied = views if workload.packed else []
+        argument_sets.append((bind(session, feeds, outputs), copied, tuple(outputs.values())))
+
+    def run(step: Callable[[], None], copied: list[Pair], outputs: Pair) -> Pair:
+        for bound, view in copied:
+            np.copyto(bound, view)
+        step()
+        return outputs
+
+    return Call(run, argument_sets, tuple)
+
+
+def _exported_session(target: Any, workload: Workload, dtypes: Sequence[str]) -> Any:
+    """Return a session of the rotation of both q and k, with tables of all positions."""
+    _require_onnxruntime(workload, dtypes)
+    from rope_cpu.export import export_rope
+
+    model = export_rope(
+        workload.rope,
+        target=target,
+        dtype=DTYPES[workload.dtype],
+        layout="bsd",
+        num_heads=workload.heads,
+        num_kv_heads=workload.kv_heads,
+        max_positions=int(workload.ids.max()) + 1,
+    )
+    return onnx_session(model)
+
+
+def onnx_session(model: Any) -> Any:
+    """Return a session of a model, with as many threads as rope_cpu has."""
+    from rope_cpu.export.validation.session import open_session
+
+    return open_session(model, rope_cpu.get_num_threads())
+
+
+def _require_onnxruntime(workload: Workload, dtypes: Sequence[str]) -> None:
+    _require(workload, ("onnx", "onnxruntime"), dtypes)
+    if workload.rope.axes > 1:
+        raise UnavailableError("takes one position per token")
+
+
+def _position_ids(workload: Workload) -> Array:
+    return np.broadcast_to(workload.ids, workload.shape).astype(np.int64)
+
+
+def _flat(x: Array) -> Array:
+    """Return (batch, seq, heads, head_dim) as contiguous (batch, seq, width)."""
+    batch, tokens, _, _ = x.shape
+    return np.ascontiguousarray(x).reshape(batch, tokens, -1)

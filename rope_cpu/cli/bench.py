@@ -13,7 +13,7 @@ import rope_cpu
 from rope_cpu import RotaryEmbedding
 from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.arguments.texts import escaped, shown
-from rope_cpu.bench import plot, report
+from rope_cpu.bench import report
 from rope_cpu.bench.cases import all_cases
 from rope_cpu.bench.measure import Case, measure
 from rope_cpu.bench.results import environment
@@ -101,7 +101,7 @@ def _run(args: argparse.Namespace) -> int:
             args.json.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", "utf-8")
     if args.plot:
         with write_errors(args.plot):
-            plot.save(results, args.plot)
+            report.draw(results, args.plot)
     return int(any(result.broken for result in results))
 
 

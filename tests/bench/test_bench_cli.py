@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 
 import pytest
 
@@ -81,7 +82,8 @@ def test_peers_are_skipped_by_name_with_the_reason(bench, capsys, monkeypatch):
     monkeypatch.setattr(rotations, "find_spec", lambda name: None)
     assert bench("decode-1/float32", "--peers") == 0
     out = capsys.readouterr().out
-    assert "skipped: torch is not installed (torch eager, torch.compile)" in out
+    rows = [line.split(maxsplit=1) for line in out.splitlines()]
+    assert ["torch.compile", "skipped: torch is not installed"] in rows
     assert "NumPy rotate_half  " in out
 
 
@@ -147,4 +149,4 @@ def test_models_of_several_axes_rotate_text(tmp_path, bench, capsys, monkeypatch
     assert bench("--config", str(tmp_path), "decode-1/float32", "--peers") == 0
     out = capsys.readouterr().out
     assert "NumPy rotate_half  " in out
-    assert "skipped: takes one position per token (ORT" in out
+    assert re.search("ORT operator IO-bound +skipped: takes one position per token", out)
