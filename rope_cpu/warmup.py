@@ -135,15 +135,16 @@ def compile_kernels(builds: Sequence[Build]) -> Iterator[Specialisation]:
 
 def kernel_builds(dtypes: Any, cache_dtypes: Any = None) -> list[Build]:
     """Return how to build each kernel that these dtypes need."""
-    names = dtype_names(dtypes)
-    cache_names = [] if cache_dtypes is None else cache_dtype_names(cache_dtypes)
+    names = _names("dtypes", dtypes, DTYPE_NAMES)
     # The cos and sin of a plan are float32 until it rotates float64; 16-bit tables are rounded from
     # float64. So any dtype may need both.
     builds: list[Build] = [*product((cos_sin_kernel, cos_sin_part), [("float32",), ("float64",)])]
     for name in names:
         builds.append((rotation_kernel, (name,)))
         builds += [(rotation_part, (name, pairing)) for pairing in PAIRINGS]
-    if cache_names:
+    if cache_dtypes is not None:
+        known = {row.dtype: name for name, row in CACHE_FORMATS.items()}
+        cache_names = _names("cache_dtypes", cache_dtypes, known, CACHE_KINDS)
         kinds = [CACHE_KINDS[name] for name in cache_names]
         builds += _cache_builds([name for name in names if name != "float64"], kinds)
     return builds
@@ -175,17 +176,6 @@ def _cache_builds(dtypes: list[str], kinds: list[CacheKind]) -> list[Build]:
         builds.append((attention_kernel, (plain,)))
         builds += [(attention_part, (plain, name)) for name in PARTS]
     return list(dict.fromkeys(builds))
-
-
-def dtype_names(dtypes: Any) -> list[str]:
-    """Return the names of dtypes, without duplicates; raise TypeError for one without a kernel."""
-    return _names("dtypes", dtypes, DTYPE_NAMES)
-
-
-def cache_dtype_names(cache_dtypes: Any) -> list[str]:
-    """Return the names of kinds of caches, without duplicates; raise TypeError for any other."""
-    known = {row.dtype: name for name, row in CACHE_FORMATS.items()}
-    return _names("cache_dtypes", cache_dtypes, known, CACHE_KINDS)
 
 
 def _names(

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import rope_cpu
 from rope_cpu.arguments.errors import AnyArgumentError
-from rope_cpu.arguments.texts import did_you_mean, escaped, shown
+from rope_cpu.arguments.texts import escaped
 from rope_cpu.cli.command_line import OutputError, UsageError
 from rope_cpu.kernels.threads import read_variables
 
@@ -49,32 +49,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _run(list(words))
         finally:
-            if own_process:
-                _flush_stdout()
+            if own_process and sys.stdout is not None:
+                sys.stdout.flush()  # now, so that an error is raised where it can be reported
     except OSError as error:
         if own_process and error.filename is None:
-            _discard_stdout()
+            # Nothing is written from here on, so that Python does not fail again on exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):  # the reader, such as `head`, stopped reading
             return _BROKEN_PIPE
         return _report_error(f"{error.filename or 'standard output'}: {error.strerror or error}")
 
 
-def _flush_stdout() -> None:
-    """Write buffered output now, so that an error is raised where it can be reported."""
-    if sys.stdout is not None and not sys.stdout.closed:
-        sys.stdout.flush()
-
-
-def _discard_stdout() -> None:
-    """Redirect standard output to nowhere, so that Python does not fail again on exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def _run(words: list[str]) -> int:
     command = next((word for word in words if not word.startswith("-")), None)
-    if command is not None and command not in COMMANDS:
-        meant = did_you_mean(command, COMMANDS)
-        return _report_error(f"no command is {shown(command)}{meant}; see `rope-cpu --help`")
     try:
         read_variables()
     except ValueError as error:

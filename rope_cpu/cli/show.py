@@ -10,7 +10,6 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from shutil import get_terminal_size
 from typing import Any
 
 import numpy as np
@@ -31,9 +30,8 @@ from rope_cpu.rotation.embedding import RotaryEmbedding
 # Longer lists are shown as their length and ends.
 _LONGEST_LIST = 6
 
-# The most and the least columns of facts, of which names take 35.
+# The columns of facts, of which names take 35.
 _WIDTH = 80
-_LEAST_WIDTH = 55
 
 # The attributes of a rotary embedding that JSON has.
 _ATTRIBUTES = ("rope_type", "head_dim", "rotary_dim", "interleaved", "attention_factor")
@@ -140,13 +138,11 @@ def text_lines(described: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _fact_lines(facts: Mapping[str, list[object]]) -> Iterator[str]:
-    """Yield facts in lines that fit the screen, a name once."""
-    columns = min(_WIDTH, max(_LEAST_WIDTH, get_terminal_size((_WIDTH, 0)).columns))
+    """Yield facts in lines that fit a screen, a name once."""
     for name, values in facts.items():
         for number, value in enumerate(values):
             start = f"  {'' if number else name:<32} "
-            later = " " * len(start)
-            wrapper = textwrap.TextWrapper(columns, start, later, break_on_hyphens=False)
+            wrapper = textwrap.TextWrapper(_WIDTH, start, " " * len(start), break_on_hyphens=False)
             yield from wrapper.wrap(_short_text(value))
 
 

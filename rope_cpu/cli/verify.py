@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
-from shutil import get_terminal_size
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +17,6 @@ from rope_cpu import Batch, KVCache, RotaryEmbedding, attention, export
 from rope_cpu.accuracy import attention as exact_attention
 from rope_cpu.accuracy import reference
 from rope_cpu.accuracy.tolerance import compare
-from rope_cpu.arguments.texts import escaped
 from rope_cpu.array_types import DTYPES, Array
 from rope_cpu.cli import command_line, groups
 from rope_cpu.cli.command_line import UsageError, print_lines
@@ -40,14 +37,12 @@ Heads = tuple[int, int]
 # Elements of q: eight times those of the largest models, and some 10 GB of references.
 LARGEST = 2**26
 PACKAGES = ("rope-cpu", "numpy", "numba", "onnx", "onnxruntime")
-WIDTH = 100
-LEAST_WIDTH = 80  # the table would lose digits in fewer columns
 LEGEND = (
-    "max error: largest difference from the exact rotation, or from attention in float64. "
-    "tolerance: largest share of the error allowed to an element, of a rotation ½ ulp + "
-    "3·u·A·(|a| + |b|); above 100 % a row fails. Results of 16 bits have most of it from their own "
-    "rounding. worst case: the case of that element. Those of ONNX are the cases of "
-    "`export.validate`, whose inputs reach thousands."
+    "max error: largest difference from the exact rotation, or from attention in float64.",
+    "tolerance: largest share of the error allowed to an element, of a rotation",
+    "½ ulp + 3·u·A·(|a| + |b|); above 100 % a row fails. Results of 16 bits have most of it from",
+    "their own rounding. worst case: the case of that element. Those of ONNX are the cases of",
+    "`export.validate`, whose inputs reach thousands.",
 )
 _ROW = "{:9} {:8} {:11} {:9} {:>9} {:>9} {:4} {}"
 _HEADER = _ROW.format("", "dtype", "pairing", "by", "max error", "tolerance", "", "worst case")
@@ -79,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         for group in found:
             _check(group)
     verified = {group.layer_type: _verified(model, group) for group in found}
-    _print(LEGEND)
+    print_lines(LEGEND)
     if args.json is not None:
         _write_json(args.json, model, verified)
     failed = any(row.verdict == "FAIL" for rows in verified.values() for row in rows)
@@ -106,17 +101,15 @@ def _verified(model: str, group: Group) -> list[Row]:
         return []
     heads = group.heads
     facts = f"rope type {rope.rope_type}, {rope.rotary_dim} of {rope.head_dim} elements rotated"
-    _print(f"{name}: {facts} in {pairing(rope)} pairs; q ({heads[0]} heads) and k ({heads[1]})")
-    print_lines(["", _HEADER])
+    counts = f"q ({heads[0]} heads) and k ({heads[1]})"
+    print_lines([f"{name}: {facts} in {pairing(rope)} pairs; {counts}", "", _HEADER])
     found = []
     for row in rows(rope, heads):
         found.append(row)
         if row.report is not None:
-            _print(_line(row, row.report), len(_HEADER) - len("worst case"))
-    print_lines([""])
+            print_lines([_line(row, row.report)])
     refusals = {f"not offered by {row.by}: {row.refused}": None for row in found if row.refused}
-    for line in refusals:
-        _print(line)
+    print_lines(["", *refusals])
     return found
 
 
@@ -126,13 +119,6 @@ def _line(row: Row, report: Report) -> str:
     share = "> 1000%" if worst.ratio > 10 else f"{worst.ratio:.1%}"
     figures = (f"{report.max_abs_error:.2e}", share, row.verdict)
     return _ROW.format(row.part, row.dtype, row.pairing, row.by, *figures, worst.case)
-
-
-def _print(text: str, indent: int = 0) -> None:
-    """Print a text in lines that fit the screen; indent: of the second line and all after it."""
-    columns = min(WIDTH, max(LEAST_WIDTH, get_terminal_size((WIDTH, 0)).columns))
-    wrapper = textwrap.TextWrapper(columns, "", " " * indent, break_on_hyphens=False)
-    print_lines(wrapper.wrap(escaped(text)))
 
 
 def _write_json(path: Path, model: str, layers: dict[str | None, list[Row]]) -> None:
