@@ -18,8 +18,8 @@ from .serving import (
     HEAD_DIM,
     HEADS,
     KV_HEADS,
+    cache_bytes,
     cached,
-    cached_pair_bytes,
     empty_cache,
     transformed,
 )
@@ -40,19 +40,14 @@ class Attended:
     """Sequences of the same length, and their last tokens, whose queries are given.
 
     new: of the tokens of each sequence. length: tokens of each sequence, new ones included.
-    cache_dtype: a key of `CACHE_KINDS`; queries are float32.
+    kind: of the cache; queries are float32.
     """
 
     sequences: int
     new: int
     length: int
-    cache_dtype: str = "float32"
+    kind: CacheKind = CACHE_KINDS["float32"]
     copies = 1
-
-    @property
-    def kind(self) -> CacheKind:
-        """The kind of the cache."""
-        return CACHE_KINDS[self.cache_dtype]
 
     @cached_property
     def batch(self) -> Batch:
@@ -86,7 +81,7 @@ class Attended:
     def cache(self) -> KVCache:
         """Return the cache."""
         key, value = self.keys_and_values()
-        cache = empty_cache((self.sequences, self.length, KV_HEADS, HEAD_DIM), self.kind)
+        cache = empty_cache(self.sequences, self.length, self.kind)
         cache.key[...] = key.swapaxes(1, 2)
         cache.value[...] = value.swapaxes(1, 2)
         if cache.key_scale is not None and cache.value_scale is not None:
@@ -97,7 +92,7 @@ class Attended:
     @property
     def bytes_accessed(self) -> int:
         """Bytes of the keys and values, each read once."""
-        return self.sequences * self.length * KV_HEADS * cached_pair_bytes(self.kind)
+        return cache_bytes(empty_cache(self.sequences, self.length, self.kind))
 
     def error(self, result: Array) -> float:
         """Return the largest error / tolerance of vectors of all tokens: above 1 is wrong."""
@@ -140,7 +135,7 @@ def attention(step: Attended) -> Call:
 def numpy_attention(step: Attended) -> Call:
     """Attend by matrix products of NumPy, sequence by sequence; other dtypes are cast first."""
     if step.kind.hadamard:
-        raise UnavailableError(f"{step.cache_dtype} is not read in NumPy")
+        raise UnavailableError(f"{step.kind} is not read in NumPy")
     key, value = step.keys_and_values()
     scale = np.float32(HEAD_DIM**-0.5)
     position = np.arange(step.length)
@@ -172,12 +167,12 @@ def onnx_attention(step: Attended) -> Call:
 
     It also rotates, and writes the keys and values of the new tokens to the cache.
     """
-    if step.cache_dtype not in ("float32", "int8"):
-        raise UnavailableError(f"GroupQueryAttention has no {step.cache_dtype} on the CPU")
+    if str(step.kind) not in ("float32", "int8"):
+        raise UnavailableError(f"GroupQueryAttention has no {step.kind} on the CPU")
     require_modules("onnx", "onnxruntime")
     from rope_cpu import export
 
-    is_int8 = step.cache_dtype == "int8"
+    is_int8 = step.kind.key == "int8"
     model = export.export_attention(
         _NO_ROTATION,
         num_heads=HEADS,

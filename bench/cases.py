@@ -13,7 +13,7 @@ from itertools import product
 
 import numpy as np
 
-from rope_cpu.array_types import DTYPES, Array
+from rope_cpu.array_types import CACHE_KINDS, DTYPES, Array
 
 from . import attention, rotations, serving
 from .attention import Attended
@@ -68,13 +68,12 @@ USUAL_SHAPES = ("decode-1", "prefill-512", "prefill-4096")
 USUAL_DTYPES = ("bfloat16", "float32")
 SERVING_TOKENS = (1, 32, 128, 512)
 # Part of a name → kind of the cache.
-CACHES = {"": "float32"}
-CACHES |= {
-    f"/to-{kind}": kind for kind in ("bfloat16", "int8", "int8-hadamard", "int8-int4-hadamard")
-}
+CACHES = {"": CACHE_KINDS["float32"]}
+for _kind in ("bfloat16", "int8", "int8-hadamard", "int8-int4-hadamard"):
+    CACHES[f"/to-{_kind}"] = CACHE_KINDS[_kind]
 # Part of a name → kind of the cache, and whether q and k are normed.
 SERVING = {suffix: (kind, False) for suffix, kind in CACHES.items()}
-SERVING["/norm"] = ("float32", True)
+SERVING["/norm"] = (CACHE_KINDS["float32"], True)
 # Family → its description, and sequences, new tokens of each, tokens of each.
 ATTENTION = {
     "attention-1": ("one token attends to 4000", Attended(1, 1, 4000)),
@@ -153,5 +152,5 @@ def _attention() -> Iterator[Case]:
     for (family, (words, step)), (suffix, cache) in product(ATTENTION.items(), CACHES.items()):
         name = f"{family}/float32{suffix}"
         what = f"{words}, {_HEADS}, {cache} cache"
-        cached = replace(step, cache_dtype=cache)
+        cached = replace(step, kind=cache)
         yield Case(name, what, cached, ATTENTION_OURS, ATTENTION_PEERS, family == "attention-1")

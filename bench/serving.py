@@ -12,7 +12,7 @@ import numpy as np
 from rope_cpu import Batch, KVCache, RMSNorm, RotaryEmbedding, RotaryPlan
 from rope_cpu.accuracy import reference
 from rope_cpu.accuracy.tolerance import compare
-from rope_cpu.array_types import CACHE_KINDS, VALUE_FORMATS, Array, CacheKind, Float64
+from rope_cpu.array_types import CACHE_KINDS, Array, CacheKind, Float64
 
 from .rotations import UnavailableError
 from .timing import Call
@@ -49,12 +49,12 @@ _TOLERANCES = {"float32": 72 * 2.0**-24, "bfloat16": 2.0**-8, "int8": 0.51 / 127
 class Appended:
     """The projections of new tokens, the batch that they belong to, and the cache.
 
-    tokens: new tokens, of up to 64 sequences. cache_dtype: a key of `CACHE_KINDS`; q, k and v are
-    float32. normed: whether q and k are normed, with weights. copies: allocations of all arrays.
+    tokens: new tokens, of up to 64 sequences. kind: of the cache; q, k and v are float32.
+    normed: whether q and k are normed, with weights. copies: allocations of all arrays.
     """
 
     tokens: int
-    cache_dtype: str = "float32"
+    kind: CacheKind = CACHE_KINDS["float32"]
     normed: bool = False
     copies = 1
 
@@ -90,27 +90,14 @@ class Appended:
         return q, k, v
 
     def cache(self) -> KVCache:
-        """Return an empty cache of contiguous arrays."""
-        shape = (_MOST_SEQUENCES * _PAGES_OF_SEQUENCE, _PAGE_SIZE, KV_HEADS, HEAD_DIM)
-        strided = empty_cache(shape, self.kind)
-        arrays: dict[str, Any] = {}
-        for name in ("key", "value", "key_scale", "value_scale"):
-            x = getattr(strided, name)
-            arrays[name] = None if x is None else np.ascontiguousarray(x)
-        return KVCache(**arrays, hadamard=self.kind.hadamard)
-
-    @property
-    def kind(self) -> CacheKind:
-        """The kind of the cache."""
-        return CACHE_KINDS[self.cache_dtype]
+        """Return an empty cache."""
+        return empty_cache(_MOST_SEQUENCES * _PAGES_OF_SEQUENCE, _PAGE_SIZE, self.kind)
 
     @property
     def bytes_accessed(self) -> int:
         """Bytes of q, k and v and of the results, scales and cos and sin included."""
-        vectors = self.tokens * HEAD_DIM
-        read = 4 * vectors * (HEADS + 2 * KV_HEADS + 1)
-        queries = 4 * vectors * HEADS
-        return read + queries + self.tokens * KV_HEADS * cached_pair_bytes(self.kind)
+        float32_elements = self.tokens * HEAD_DIM * (2 * HEADS + 2 * KV_HEADS + 1)
+        return 4 * float32_elements + cache_bytes(empty_cache(1, self.tokens, self.kind))
 
     def call(self, function: Callable[..., Array], *outs: Array) -> Call:
         """Return the call of a function of q, k, v, a cache and arrays for rotated vectors."""
@@ -162,7 +149,7 @@ class Move:
     @property
     def bytes_accessed(self) -> int:
         """Bytes of the keys, read and written."""
-        return 2 * self.tokens * KV_HEADS * _vector_bytes(self.dtype)
+        return 2 * self.keys().nbytes
 
     @cached_property
     def plan(self) -> RotaryPlan:
@@ -187,24 +174,24 @@ class Move:
         return compare(exact.error(moved[None, tokens]), bound)[1]
 
 
-def empty_cache(shape: tuple[int, ...], kind: CacheKind) -> KVCache:
-    """Return a cache of `KVCache.zeros`; shape: (pages, page_size, kv_heads, head_dim)."""
-    key = np.dtype(kind.key)
-    value = np.dtype(kind.value)
-    cache: KVCache = KVCache.zeros(*shape, dtype=key, value_dtype=value, hadamard=kind.hadamard)
+def empty_cache(pages: int, page_size: int, kind: CacheKind) -> KVCache:
+    """Return a cache of `KVCache.zeros`."""
+    cache: KVCache = KVCache.zeros(
+        pages,
+        page_size,
+        KV_HEADS,
+        HEAD_DIM,
+        dtype=np.dtype(kind.key),
+        value_dtype=np.dtype(kind.value),
+        hadamard=kind.hadamard,
+    )
     return cache
 
 
-def cached_pair_bytes(kind: CacheKind) -> int:
-    """Return the bytes of a head's key and value in a cache, with the scales that they may have."""
-    return _vector_bytes(kind.key) + _vector_bytes(kind.value)
-
-
-def _vector_bytes(dtype: str) -> int:
-    row = VALUE_FORMATS[dtype]
-    scales = HEAD_DIM // (row.group or HEAD_DIM)
-    scale_bytes = 0 if row.scale_dtype is None else scales * row.scale_dtype.itemsize
-    return HEAD_DIM // row.packed * row.dtype.itemsize + scale_bytes
+def cache_bytes(cache: KVCache) -> int:
+    """Return the bytes of keys and values, with the scales that they may have."""
+    arrays = (cache.key, cache.value, cache.key_scale, cache.value_scale)
+    return sum(x.nbytes for x in arrays if x is not None)
 
 
 def transformed(x: Array) -> Float64:
@@ -240,11 +227,6 @@ def _fraction(result: Array, exact: Array, dtype: str) -> float:
     return compare(np.abs(result - exact), _TOLERANCES[dtype] * largest)[1]
 
 
-def by_slot(x: Array) -> Array:
-    """Return a view of a contiguous cache array (pages, page_size, …) as (slots, …)."""
-    return x.reshape(-1, *x.shape[2:])
-
-
 def append(step: Appended) -> Call:
     """Norm, rotate and write by one call of `append`."""
     norms = {}
@@ -271,9 +253,9 @@ def plan_alone(step: Appended) -> Call:
 def plan_and_numpy(step: Appended) -> Call:
     """Norm in NumPy, rotate by a plan, and write to the slots in NumPy."""
     if step.kind.hadamard:
-        raise UnavailableError(f"{step.cache_dtype} is not written in NumPy")
+        raise UnavailableError(f"{step.kind} is not written in NumPy")
     plan = step.plan
-    slots = step.batch.slot_mapping
+    places = np.divmod(step.batch.slot_mapping, _PAGE_SIZE)
     q_weight, k_weight = step.weights
 
     def run(q: Array, k: Array, v: Array, cache: KVCache, q_rot: Array, k_rot: Array) -> Array:
@@ -281,8 +263,8 @@ def plan_and_numpy(step: Appended) -> Call:
             q = _normed(q, q_weight)
             k = _normed(k, k_weight)
         plan(q, k, out=(q_rot, k_rot))
-        _write(cache.key, cache.key_scale, slots, k_rot)
-        _write(cache.value, cache.value_scale, slots, v)
+        _write(cache.key, cache.key_scale, places, k_rot)
+        _write(cache.value, cache.value_scale, places, v)
         return q_rot
 
     q, k, _ = step.projections()
@@ -295,13 +277,13 @@ def _normed(x: Array, weight: Array) -> Array:
     return normed
 
 
-def _write(cached: Array, scale: Array | None, slots: Array, x: Array) -> None:
-    """Write vectors to slots of a cache, rounded to its dtype."""
+def _write(cached: Array, scale: Array | None, places: Any, x: Array) -> None:
+    """Write vectors to a cache, rounded to its dtype; places: pages, and tokens on them."""
     if scale is not None:
         largest = np.abs(x).max(axis=-1)
-        by_slot(scale)[slots] = largest / _INT8_MOST
+        scale[places] = largest / _INT8_MOST
         x = np.rint(x * (_INT8_MOST / largest)[..., None])
-    by_slot(cached)[slots] = x
+    cached[places] = x
 
 
 def rotate_cached(move: Move) -> Call:

@@ -10,11 +10,11 @@ from rope_cpu.bench.measure import UnavailableError
 CONTENDERS = {**ATTENTION_OURS, **ATTENTION_PEERS}
 
 
-@pytest.mark.parametrize("cache_dtype", CACHES.values())
+@pytest.mark.parametrize("kind", CACHES.values(), ids=str)
 @pytest.mark.parametrize("shape", [(1, 1, 40), (3, 1, 300), (1, 20, 70)])
 @pytest.mark.parametrize("name", CONTENDERS)
-def test_every_call_attends(name, shape, cache_dtype):
-    step = Attended(*shape, cache_dtype)
+def test_every_call_attends(name, shape, kind):
+    step = Attended(*shape, kind)
     try:
         call = CONTENDERS[name](step)
     except UnavailableError as reason:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from rope_cpu.array_types import CACHE_KINDS
 from rope_cpu.bench import serving
 from rope_cpu.bench.cases import SERVING
 from rope_cpu.bench.measure import UnavailableError
@@ -37,11 +38,11 @@ def check_is_noticed(step, results, x, index):
     x[index] = own
 
 
-@pytest.mark.parametrize(("cache_dtype", "is_normed"), SERVING.values())
+@pytest.mark.parametrize(("kind", "is_normed"), SERVING.values(), ids=str)
 @pytest.mark.parametrize("tokens", [1, 8, 128])
 @pytest.mark.parametrize("prepare", [serving.append, serving.plan_and_numpy])
-def test_every_step_norms_rotates_and_writes(prepare, tokens, cache_dtype, is_normed):
-    step = Appended(tokens, cache_dtype, is_normed)
+def test_every_step_norms_rotates_and_writes(prepare, tokens, kind, is_normed):
+    step = Appended(tokens, kind, is_normed)
     q, k, v = (x.astype(np.float64) for x in step.projections())
     try:
         call = prepare(step)
@@ -60,24 +61,24 @@ def test_every_step_norms_rotates_and_writes(prepare, tokens, cache_dtype, is_no
     positions = step.batch.cache_position
     check(q_rot, rotated(q, positions), roundings)
     pages, places = np.divmod(step.batch.slot_mapping, cache.page_size)
-    if step.kind.hadamard:
+    if kind.hadamard:
         for x in (cache.key, cache.value):
             check_is_noticed(step, results, x, (pages[0], places[0], 0, 0))
         return
     for name, exact in (("key", rotated(k, positions)), ("value", v)):
         stored = getattr(cache, name)[pages, places].astype(np.float64)
         more = 0.0
-        if cache_dtype == "int8":
+        if kind.key == "int8":
             scale = getattr(cache, f"{name}_scale")[pages, places][..., None]
             stored *= scale
             more = scale * (0.5 + 400 * UNIT)
-        if cache_dtype == "bfloat16":
+        if kind.key == "bfloat16":
             more = 2.0**-9 * 2 * np.abs(exact)
         check(stored, exact, roundings, more)
 
 
 def test_a_wrong_step_is_seen():
-    step = Appended(8, "int8")
+    step = Appended(8, CACHE_KINDS["int8"])
     call = serving.append(step)
     (arguments,) = call.argument_sets
     queries, cache = results = call.results(call.function(*arguments))

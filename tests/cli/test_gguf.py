@@ -54,13 +54,6 @@ def test_show_says_nothing_of_architectures_that_are_not_reordered(run, tmp_path
     assert not any("reorder" in line for line in lines)
 
 
-def test_show_takes_the_layer_types_of_a_pattern_as_from_gguf_does(run, tmp_path):
-    pattern = {"attention.sliding_window_pattern": [True, False]}
-    path = gguf_files.write(tmp_path / "model.gguf", "llama", LLAMA | pattern)
-    code, lines = run("show", path, "--layer-type", "sliding_attention")
-    assert (code, lines[0]) == (0, "llama, sliding_attention")
-
-
 @pytest.mark.parametrize(("sections", "is_named"), [([24, 20, 20, 0], True), ([22, 21, 21], False)])
 def test_show_names_pairs_that_llama_cpp_leaves_unrotated(run, tmp_path, sections, is_named):
     values = {
@@ -71,14 +64,6 @@ def test_show_names_pairs_that_llama_cpp_leaves_unrotated(run, tmp_path, section
     _, lines = run("show", gguf_files.write(tmp_path / "model.gguf", "qwen3vl", values))
     words = "61, 62: as in transformers by the first axis; llama.cpp leaves them unrotated for text"
     assert (words in " ".join(lines)) is is_named
-
-
-def test_show_has_both_lengths_of_longrope(run, tmp_path):
-    factors = {gguf_files.SHORT: np.ones(8), gguf_files.LONG: np.full(8, 4.0)}
-    values = LLAMA | {"rope.scaling.original_context_length": 1024}
-    _, lines = run("show", gguf_files.write(tmp_path / "model.gguf", "phi3", values, factors))
-    assert "at 1024 tokens" in lines
-    assert "at 4096 tokens" in lines
 
 
 def test_show_has_the_lengths_of_yarn_and_each_layer_type(run, tmp_path):

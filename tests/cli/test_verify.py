@@ -83,20 +83,6 @@ def test_each_row_is_a_line_as_soon_as_it_is_known(run, monkeypatch):
 
 
 @pytest.mark.usefixtures("brief_verify")
-@pytest.mark.parametrize("columns", ["80", "60"])
-def test_the_table_fits_eighty_columns(columns, monkeypatch, capsys):
-    """In fewer columns the terminal breaks its lines, and no figure is cut."""
-    monkeypatch.setenv("COLUMNS", columns)
-    assert cli.main(["verify"]) == 0
-    out = capsys.readouterr().out
-    assert "Llama 3.1 8B: rope type llama3" in out
-    assert "\x1b" not in out
-    assert max(map(len, out.splitlines())) <= 80
-    assert "…" not in out
-    assert not re.search(" $", out, re.MULTILINE)
-
-
-@pytest.mark.usefixtures("brief_verify")
 def test_layers_that_differ_are_verified_in_turn(run):
     types = ["sliding_attention", "full_attention"]
     found = run(**GEMMA)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import json
 import time
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 from control_characters import check_printed
@@ -14,68 +17,31 @@ from fuzz.test_configs import mutated
 from hypothesis import strategies as st
 
 from rope_cpu import set_num_threads
-from rope_cpu.array_types import DTYPES
 from rope_cpu.cli import main as cli
-from rope_cpu.export.targets import TARGETS
+from rope_cpu.cli.command_line import integer
 from rope_cpu.kernels import threads
 
 LONGEST = 120.0  # seconds, of a machine that is shared
 LONGEST_TEXT = 3000  # one error text, and usage before it
 
 # Words of arguments, from which one is drawn.
-NUMBER = ("0", "1", "-1", "2", "40", "1.5", "nan", "inf", "-inf", "1e400", "x", "")
+NUMBER = ("0", "1", "-1", "2", "40", "1.5", "nan", "inf", "-inf", "1e400", "x", "", "1" * 5000)
 WORD = ("", "x", "-", "--", "é", "\0", "*", "[", "full_attention", "float32", "-h", "--version")
 FILE = ("{config}", "{config}", "{folder}", "{folder}/none.json", "{junk}", "", "/dev/null", "\0")
 MODEL = "{folder}/out.onnx"
 OUTPUT = (MODEL, MODEL, "{folder}/no/out.onnx", "{folder}", "{folder}/a.json", "")
 PICTURE = ("{folder}/a.png", "{folder}/a.svg", "{folder}/a.txt", "{folder}", "", "a.PNG/x.png")
-NUMBERS = st.sampled_from((*NUMBER, str(LARGEST_NUMBER)))
+SETTING = ("window=none", "scale=2", "softcap=1e400", "sinks=none", "x", "=")
+THREADS = ("1", "1,1", "0", "", "1,", "-1", "999", "x", "1" * 5000)
 WORDS = st.sampled_from((*WORD, "q\n"))
 FILES = st.sampled_from((*FILE, "x" * 5000))
-OUTPUTS = st.sampled_from(OUTPUT)
-PICTURES = st.sampled_from(PICTURE)
-CONFIG = {"--layer-type": WORDS, "--interleaved": None, "--half": None}
-
-SETTINGS = ("window=none", "scale=2", "softcap=1e400", "sinks=none", "x", "=")
-
-# The options of each command; None: without a value.
-OPTIONS = {
-    "show": CONFIG | {"--plot": PICTURES},
-    "verify": {"--layer-type": WORDS, "--json": OUTPUTS},
-    "warmup": {},
-    "export": CONFIG
-    | {
-        "-o": OUTPUTS,
-        "--target": st.sampled_from((*TARGETS, "x")),
-        "--dtype": st.sampled_from((*DTYPES, "x")),
-        "--opset": NUMBERS,
-        "--layout": st.sampled_from(("bhsd", "bshd", "thd", "bsd", "x")),
-        "--positions": st.sampled_from(("past", "position_ids", "offset", "none", "x")),
-        "--max-positions": NUMBERS,
-        "--seq-len": NUMBERS,
-        "--inverse": None,
-        "--seed": NUMBERS,
-        "--attention": None,
-        "--mask": st.sampled_from(("none", "padding", "bool", "float", "x")),
-        "--cache": st.sampled_from(("growing", "shared", "x")),
-        "--name-prefix": WORDS,
-        "--cache-dtype": st.sampled_from(("int8", "x")),
-        "--batch-chunks": None,
-        "--layer": NUMBERS,
-        "--weights": FILES,
-        "--set": st.sampled_from(SETTINGS),
-    },
-    "check": {"--fix": None, "-o": OUTPUTS, "--json": None, "--layer-type": WORDS, "--half": None},
-    "bench": {
-        "--model": st.sampled_from(("llama3-8b", "x", "")),
-        "--config": FILES,
-        "--layer-type": WORDS,
-        "--peers": None,
-        "--no-peers": None,
-        "--threads": st.sampled_from(("1", "1,1", "0", "", "1,", "-1", "999", "x", "1" * 5000)),
-        "--json": OUTPUTS,
-        "--plot": PICTURES,
-    },
+# The values of some options; others follow from their type.
+VALUES = {
+    "json": st.sampled_from(OUTPUT),
+    "output": st.sampled_from(OUTPUT),
+    "plot": st.sampled_from(PICTURE),
+    "set": st.sampled_from(SETTING),
+    "threads": st.sampled_from(THREADS),
 }
 ARGUMENTS = {
     "show": FILES,
@@ -88,24 +54,41 @@ ARGUMENTS = {
 }
 
 
+def options(command):
+    """Return the options of a command, each with the strategy of its value, None without one."""
+    parser = argparse.ArgumentParser(add_help=False)
+    import_module(f"rope_cpu.cli.{command}").add_arguments(parser)
+    return {name: value(action) for action in parser._actions for name in action.option_strings}
+
+
+def value(action):
+    """Return the strategy of the value of an option."""
+    if action.nargs == 0:
+        return None
+    if action.choices:
+        return st.sampled_from((*action.choices, "x"))
+    if action.type is integer:
+        return st.sampled_from((*NUMBER, str(LARGEST_NUMBER)))
+    return VALUES.get(action.dest, FILES if action.type is Path else WORDS)
+
+
+OPTIONS = {command: options(command) for command in ARGUMENTS}
+OPTIONS["warmup"] = {}  # they empty the cache of kernels, and compile for minutes
+
+
 @st.composite
 def command_lines(draw):
-    """Draw the arguments of a command, and the content of a config or of an older run's file."""
+    """Draw the arguments of a command."""
     commands = ("show", "show", "export", "export", "check", "bench", "warmup", "verify")
     command = draw(st.sampled_from(commands))
     words = [command]
-    for _ in range(draw(st.integers(0, 4))):
-        if not OPTIONS[command]:
-            break
+    for _ in range(draw(st.integers(0, 4)) if OPTIONS[command] else 0):
         option = draw(st.sampled_from(tuple(OPTIONS[command])))
-        value = OPTIONS[command][option]
-        words += [option] if value is None else [option, draw(value)]
+        strategy = OPTIONS[command][option]
+        words += [option] if strategy is None else [option, draw(strategy)]
     if command == "export" and draw(st.booleans()):
         words += ["-o", "{folder}/out.onnx"]
-    if command in ("bench", "verify"):
-        listed = command == "bench" and draw(st.booleans())
-        words.append("--list" if listed else draw(ARGUMENTS[command]))
-    elif draw(st.integers(0, 3)):
+    if command in ("bench", "verify") or draw(st.integers(0, 3)):
         words.append(draw(ARGUMENTS[command]))
     if draw(st.integers(0, 9)) == 0:
         words.insert(draw(st.integers(0, len(words))), draw(WORDS))
