@@ -57,12 +57,10 @@ CONFIGS = {
         "rope_parameters": {name: {"rope_type": "default", "rope_theta": 1e4} for name in TYPES},
     },
 }
-COMMANDS = (
-    "show --half",
-    "verify",
-    "export -o out.onnx --max-positions 8 --half --layer-type full_attention",
-    "export -o out.onnx --max-positions 8 --half --attention --layer 1 --set window=none",
-)
+EXPORT = "export -o out.onnx --max-positions 8 --half"
+RUNS = [(config, words) for config in list(CONFIGS)[1:] for words in ("show --half", "verify")]
+RUNS.append(("a wrong name", EXPORT))
+RUNS.append(("layers", f"{EXPORT} --attention --layer 1 --set window=none"))
 
 
 @pytest.fixture
@@ -73,8 +71,7 @@ def _brief(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("_brief")
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("config", ["a wrong value", "a wrong name", "layers"])
+@pytest.mark.parametrize(("config", "command"), RUNS)
 def test_configs(config, command, printed, tmp_path):
     file = tmp_path / "config.json"
     file.write_text(json.dumps(CONFIGS[config]))
@@ -99,6 +96,7 @@ def test_names_of_files(printed, tmp_path):
         ("bench", "--list", MARK),
         ("warmup", "--cache-dtypes", MARK),
         (MARK,),
+        ("show", f"--{MARK}"),
     ):
         # `verify` wraps lines, anywhere in a word as long as this path.
         assert WRITTEN in printed(*words).replace("\n", ""), words
