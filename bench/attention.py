@@ -13,7 +13,7 @@ from rope_cpu.accuracy.attention import attention as reference
 from rope_cpu.accuracy.attention import exactly
 from rope_cpu.array_types import CACHE_KINDS, DTYPES, Array, CacheKind
 
-from .rotations import UnavailableError, onnx_session, require_modules
+from .rotations import UnavailableError, onnx_session
 from .serving import (
     HEAD_DIM,
     HEADS,
@@ -169,7 +169,6 @@ def onnx_attention(step: Attended) -> Call:
     """
     if str(step.kind) not in ("float32", "int8"):
         raise UnavailableError(f"GroupQueryAttention has no {step.kind} on the CPU")
-    require_modules("onnx", "onnxruntime")
     from rope_cpu import export
 
     is_int8 = step.kind.key == "int8"

@@ -128,8 +128,8 @@ def _checked_call(row: Timing, prepare: Callable[[Any], Call], workload: Any) ->
         if call.results is not None:
             row.bytes_accessed = workload.bytes_accessed
             row.error = workload.error(call.results(returned))
-    except UnavailableError as reason:
-        row.problem = f"skipped: {reason}"
+    except (ImportError, UnavailableError) as reason:
+        row.problem = f"skipped: {first_line(reason)}"
         return None
     except Exception as error:  # a peer that fails here must not end the run of the others
         row.problem = f"failed: {type(error).__name__}: {first_line(error)}"

@@ -8,11 +8,10 @@ such arrays by each call, since onnxruntime takes contiguous arrays only.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -35,15 +34,10 @@ class UnavailableError(Exception):
     """A call that cannot be timed here; the message is the reason."""
 
 
-def require_modules(*modules: str) -> None:
-    """Raise UnavailableError unless all modules are installed."""
-    for module in modules:
-        if find_spec(module) is None:
-            raise UnavailableError(f"{module} is not installed")
-
-
-def require_whole_heads(workload: Workload) -> None:
-    """Raise UnavailableError unless the rotation pairs the elements of whole head vectors."""
+def _require(workload: Workload, dtypes: Collection[str] = DTYPES) -> None:
+    """Raise UnavailableError unless a peer of these dtypes rotates whole heads of a workload."""
+    if workload.dtype not in dtypes:
+        raise UnavailableError(f"has no {workload.dtype}")
     rope = workload.rope
     if rope.rotary_dim != rope.head_dim or len(rope.blocks) > 1:
         raise UnavailableError("rotates whole head vectors only")
@@ -88,7 +82,7 @@ def _call_into(workload: Workload, function: Callable[..., Pair]) -> Call:
 
 def rotate_half(workload: Workload) -> Call:
     """Rotate by x·cos + (x, elements of pairs swapped, one negated)·sin, in the compute dtype."""
-    require_whole_heads(workload)
+    _require(workload)
     cos, sin = (table[:, :, None] for table in workload.wide_cos_sin())
     interleaved = workload.rope.interleaved
 
@@ -108,17 +102,9 @@ def rotate_half(workload: Workload) -> Call:
     return Call(rotate_both, workload.arrays(), tuple)
 
 
-def _require(workload: Workload, modules: Sequence[str], dtypes: Sequence[str]) -> None:
-    """Raise UnavailableError unless a peer with these modules and dtypes supports a workload."""
-    require_modules(*modules)
-    if workload.dtype not in dtypes:
-        raise UnavailableError(f"has no {workload.dtype}")
-    require_whole_heads(workload)
-
-
 def torch_call(workload: Workload, compiled: bool = False) -> Call:
     """Rotate by apply_rotary_pos_emb of transformers, perhaps under torch.compile."""
-    _require(workload, ("torch", "transformers"), _FRAMEWORK_DTYPES)
+    _require(workload, _FRAMEWORK_DTYPES)
     import torch
 
     torch.set_num_threads(rope_cpu.get_num_threads())
@@ -151,7 +137,7 @@ def _tensor(x: Array) -> Any:
 
 def jax_jit(workload: Workload) -> Call:
     """Rotate under jax.jit, computed in float32 and rounded at the end."""
-    _require(workload, ("jax",), _FRAMEWORK_DTYPES)
+    _require(workload, _FRAMEWORK_DTYPES)
     import jax
     import jax.numpy as jnp
 
@@ -247,7 +233,7 @@ def _bound(workload: Workload, session: Any, tables: dict[str, Array]) -> Call:
     return Call(run, argument_sets, tuple)
 
 
-def _exported_session(target: Any, workload: Workload, dtypes: Sequence[str]) -> Any:
+def _exported_session(target: Any, workload: Workload, dtypes: Collection[str]) -> Any:
     """Return a session of the rotation of both q and k, with tables of all positions."""
     _require_onnxruntime(workload, dtypes)
     from rope_cpu.export import export_rope
@@ -271,8 +257,8 @@ def onnx_session(model: Any) -> Any:
     return open_session(model, rope_cpu.get_num_threads())
 
 
-def _require_onnxruntime(workload: Workload, dtypes: Sequence[str]) -> None:
-    _require(workload, ("onnx", "onnxruntime"), dtypes)
+def _require_onnxruntime(workload: Workload, dtypes: Collection[str]) -> None:
+    _require(workload, dtypes)
     if workload.rope.axes > 1:
         raise UnavailableError("takes one position per token")
 

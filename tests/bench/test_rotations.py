@@ -1,4 +1,4 @@
-"""Every timed rotation is one, compared with an oracle from the mathematics."""
+"""Every timed rotation is one, and what is none is not timed."""
 
 from dataclasses import replace
 
@@ -16,7 +16,6 @@ from rope_cpu.bench.workloads import Workload
 ROTATING = {name: prepare for name, prepare in OURS.items() if name != "making the plan"}
 IMPLEMENTATIONS = {**ROTATING, **UNALIGNED, **PEERS}
 FREQUENCIES = 1e4 ** (-np.arange(8) / 8)
-EPS = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
 POSITIONS = {
     "tokens of one sequence": np.arange(7, 12),
     "a token of each of three sequences": np.array([[3], [40], [4000]]),
@@ -39,15 +38,6 @@ def rope_of_16():
     return rope_cpu.RotaryEmbedding.from_inv_freq(FREQUENCIES)
 
 
-def rotated(x, ids, interleaved):
-    """Rotate (batch, seq, heads, 16) in complex numbers."""
-    pairs = x[..., 0::2] + 1j * x[..., 1::2] if interleaved else x[..., :8] + 1j * x[..., 8:]
-    result = pairs * np.exp(1j * (np.atleast_2d(ids)[..., None] * FREQUENCIES)[:, :, None])
-    if interleaved:
-        return np.stack([result.real, result.imag], -1).reshape(x.shape)
-    return np.concatenate([result.real, result.imag], -1)
-
-
 CONTENDERS = [(name, dtype) for name in IMPLEMENTATIONS for dtype in dtypes(name)]
 PAIRINGS = (False, True)
 
@@ -68,22 +58,17 @@ def test_every_implementation_rotates(name, dtype, interleaved, positions, packe
     workload = Workload(rope, ids, 4, 2, dtype, packed, in_place=name != "plan, unaligned out")
     try:
         call = IMPLEMENTATIONS[name](workload)
+    except ImportError as error:
+        pytest.skip(str(error))
     except UnavailableError as reason:
-        if not str(reason).endswith(("is not installed", "uses all cores")):
+        if "uses all cores" not in str(reason):
             raise
         pytest.skip(str(reason))
     results = call.results(call.function(*call.argument_sets[0]))
     assert workload.error(results) <= 1
-    # Rounded cos and sin, two products and a sum, in the dtype or in float32 and rounded at the
-    # end. The oracle rounds the angle itself to float64.
-    bound = 4 * EPS[dtype] + 2.0**-53 * ids.max()
-    for x, result in zip(workload.arrays()[0], results, strict=True):
-        given = x.astype(np.float64)
-        exact = rotated(given, ids, interleaved)
-        difference = np.abs(result.reshape(x.shape).astype(np.float64) - exact)
-        assert difference.max() <= bound * 2 * np.abs(given).max()
+    for result in results:
         # NumPy's view of tensors is float32.
-        assert result.dtype == (np.float32 if name.startswith("torch") else x.dtype)
+        assert result.dtype == (np.float32 if name.startswith("torch") else DTYPES[dtype])
 
 
 AXIAL = rope_cpu.RotaryEmbedding.axial(16, 2)
@@ -173,7 +158,7 @@ def test_a_wrong_implementation_is_named_and_not_timed(quick):
         raise RuntimeError("first line\nsecond line")
 
     def missing(workload):
-        raise UnavailableError("it is not installed")
+        raise ModuleNotFoundError("no module")
 
     peers = {"wrong": wrong, "crash": crash, "missing": missing}
     workload = Workload(rope_of_16(), np.arange(5), 4, 2)
@@ -181,7 +166,7 @@ def test_a_wrong_implementation_is_named_and_not_timed(quick):
     assert {row.name: row.problem.partition(" is ")[0] for row in case.rows if row.problem} == {
         "wrong": "wrong: its error",
         "crash": "failed: RuntimeError: first line",
-        "missing": "skipped: it",
+        "missing": "skipped: no module",
     }
     assert [len(row.samples) for row in case.rows[:4]] == [2, 0, 0, 0]
     assert not case.broken
