@@ -93,7 +93,7 @@ class Group:
         sections = self.config.rope_parameters.values()
         are_rotated = None not in sections
         if are_rotated and sections:
-            are_rotated = all(entry.rotated for entry in self.config.layers)
+            are_rotated = None not in [layer.rope_parameters for layer in self.config.layers]
         return f"{'all layers' if are_rotated else 'all rotated layers'}{rotated}"
 
     @cached_property

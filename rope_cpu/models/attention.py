@@ -152,13 +152,7 @@ def _read_keys(model: _Model, facts: Config) -> set[str]:
     """Return the keys that facts, rows and layer types of some model types come from."""
     keys: set[Any] = {*KEYS["read"], *FACTS["other_keys"], *rule_keys(model.types)}
     for row in model.rows:
-        keys |= {
-            *row.names.values(),
-            *row.unrotated.values(),
-            *row.refuse,
-            *row.ignored,
-            *row.reads,
-        }
+        keys |= row.read_keys
     if facts["unrotated_query_scale"] is None:
         scales = FACTS["query_scale"].items()
         keys |= {key for key, formula in scales if formula == facts["query_scale"]}

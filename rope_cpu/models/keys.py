@@ -25,7 +25,8 @@ import numpy as np
 from rope_cpu.arguments import limits
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.texts import cut, shown
-from rope_cpu.models.model_types import Config, ModelFacts, data, table_rows
+from rope_cpu.frequencies.scaling import without_nulls
+from rope_cpu.models.model_types import UNKNOWN, Config, ModelFacts, data, table_rows
 
 KEYS: Config = data("keys.json")
 SECTIONS: list[str] = KEYS["sections"]
@@ -38,11 +39,10 @@ _REQUIRED_TYPES: dict[str, tuple[Any, str]] = {
 _ROTATION = re.compile(KEYS["rotation"])
 _ASKS = re.compile(KEYS["asking"])
 _WIDTH_KEY = "hidden_size"
-_NEW_NAMES = {"type": "rope_type"}
 
 
 def check_containers(config: Config) -> None:
-    """Raise for a container of the wrong type, a NumPy array, or two sections that differ."""
+    """Raise for a container of the wrong type, or a NumPy array."""
     for key, (required, name) in _REQUIRED_TYPES.items():
         value = config.get(key)
         if value is not None and not isinstance(value, required):
@@ -59,27 +59,36 @@ def check_containers(config: Config) -> None:
             raise TypeError(
                 f"`layer_types` holds {shown(layer_type)} for layer {layer}; it must be a string"
             )
-    _refuse_two_sections(config)
 
 
-def _refuse_two_sections(config: Config) -> None:
-    """Raise if a config has two sections that differ, as one of them would be unread."""
-    base = {"rope_type": "default", "rope_theta": config.get("rope_theta")}
-    named = [
-        {**base, **{_NEW_NAMES.get(key, key): own[key] for key in own if own[key] is not None}}
-        for own in (config.get(name) for name in SECTIONS)
-        if own
-    ]
-    if named[1:] not in ([], named[:1]):
-        rule = "be left out, or be equal; put its keys in `rope_parameters`, beside `rope_theta`"
-        remedy = "transformers 5 reads `rope_scaling` alone, and loses the base of the other"
-        raise ArgumentError("rope_scaling", Finding("differs from `rope_parameters`"), rule, remedy)
+def own_section(config: Config) -> tuple[str, Config]:
+    """Return the key and the section of a config, in which rope types are under `rope_type`.
+
+    `rope_scaling` goes first, as in transformers. Raises for two sections that differ, as one of
+    them would be unread.
+    """
+    sections = {key: _with_new_names(config[key]) for key in SECTIONS if config.get(key)}
+    if len(sections) == len(SECTIONS):
+        base = {"rope_type": "default", "rope_theta": config.get("rope_theta")}
+        first, second = (base | without_nulls(section) for section in sections.values())
+        if first != second:
+            finding = Finding("differs from `rope_parameters`")
+            rule = "be left out, or equal; put its keys in `rope_parameters`, beside `rope_theta`"
+            remedy = "transformers 5 reads `rope_scaling` alone, and loses the base of the other"
+            raise ArgumentError("rope_scaling", finding, rule, remedy)
+    return next(iter(sections.items()), (SECTIONS[-1], {}))
 
 
-def own_section(text: Config) -> tuple[str, Config]:
-    """Return the key and the section of a config; `rope_scaling` goes first, as in transformers."""
-    key = next((key for key in SECTIONS if text.get(key)), SECTIONS[-1])
-    return key, text.get(key) or {}
+def _with_new_names(section: Config) -> Config:
+    """Return a section, and the sections in it, with the old key `type` as `rope_type`."""
+    named = {
+        key: _with_new_names(part) if isinstance(part, Mapping) else part
+        for key, part in section.items()
+    }
+    old = section.get("type")
+    if isinstance(old, str) and section.get("rope_type") in (None, old):
+        named["rope_type"] = named.pop("type")
+    return named
 
 
 def refuse_unread_part(raw: Config, names: Mapping[str, str]) -> None:
@@ -115,25 +124,20 @@ def objects(raw: Config) -> Iterator[tuple[str, Config]]:
                     yield f"{key}.{inner_key}", inner
 
 
-def refuse_unread(text: Config, facts: ModelFacts | None) -> None:
-    """Raise for a key of a rotation that the row of a model type does not read.
-
-    text: the config of the language model. facts: None for an unknown model type.
-    """
-    row = facts or ModelFacts()
-    slices = () if facts else KEYS["widths_of_slices"]
-    known = {*KEYS["read"], *slices, *row.reads, *row.ignored}
-    defaults = {**row.defaults, **row.mrope}
-    for key, value in text.items():
-        is_known = key in known or defaults.get(key) == value
-        if is_rotation_key(key) and not is_known and not is_neutral(key, value):
-            model_type = shown(text.get("model_type"))
-            rule = f"be left out if the code of `model_type` {model_type} ignores it"
-            if facts is None:
-                rule = f"be left out, as `model_type` {model_type} is not known, nor what it means"
-            remedy = "nothing reads it here, so build a RotaryEmbedding from numbers otherwise"
-            raise ArgumentError(cut(key), value, rule, remedy)
-    if facts is not None:
+def refuse_unread(text: Config, facts: ModelFacts) -> None:
+    """Raise for a key of a rotation in a language model's config that its row does not read."""
+    is_known = facts is not UNKNOWN
+    slices = () if is_known else KEYS["widths_of_slices"]
+    known = {*KEYS["read"], *slices, *facts.read_keys}
+    key = _unread_key(text, known, {**facts.defaults, **facts.mrope})
+    if key is not None:
+        model_type = shown(text.get("model_type"))
+        rule = f"be left out if the code of `model_type` {model_type} ignores it"
+        if not is_known:
+            rule = f"be left out, as `model_type` {model_type} is not known, nor what it means"
+        remedy = "nothing reads it here, so build a RotaryEmbedding from numbers otherwise"
+        raise ArgumentError(cut(key), text[key], rule, remedy)
+    if is_known:
         _refuse_other_widths(text, facts)
 
 
@@ -144,14 +148,23 @@ def check_part(whole: Config, part_key: str, ignored: Collection[str] = ()) -> N
     a key of that object is no harm, nor one that the type of the whole ignores.
     """
     part = whole[part_key]
-    copies = (part, *(section for _, section in objects(part)))
-    for key, value in whole.items():
-        is_copy = any(copy.get(key) == value for copy in copies)
-        is_read = key in ignored or is_copy
-        if is_rotation_key(key) and not is_read and not is_neutral(key, value):
-            rule = f"be in `{part_key}`, which is read without it, or be left out"
-            raise ArgumentError(cut(key), value, rule)
+    key = _unread_key(whole, ignored, part, *(section for _, section in objects(part)))
+    if key is not None:
+        rule = f"be in `{part_key}`, which is read without it, or be left out"
+        raise ArgumentError(cut(key), whole[key], rule)
     check_containers(part)
+
+
+def _unread_key(config: Config, known: Collection[str], *copies: Config) -> str | None:
+    """Return the first key of a rotation that nothing reads, None if there is none.
+
+    copies: where the same value makes a key superfluous.
+    """
+    for key, value in config.items():
+        is_read = key in known or any(copy.get(key) == value for copy in copies)
+        if is_rotation_key(key) and not is_read and not is_neutral(key, value):
+            return key
+    return None
 
 
 @lru_cache

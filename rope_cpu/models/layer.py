@@ -91,7 +91,7 @@ WINDOW_LAYERS = (SLIDING, "local_attention")
 class Layer:
     """One layer of a model: its rotation, and the rest of its attention.
 
-    `Model.select` finds its rope parameters, from which `from_config` goes on.
+    `Model.layers` have their rope parameters, of which `from_config` selects some.
     `Model.attention` has the facts that all layers share; `Model.layer` completes them.
 
     Parameters
@@ -102,12 +102,9 @@ class Layer:
         The index of the layer, from 0; None for layers that are alike.
     layer_type : str, optional
         The layer type; None if the config names none.
-    rotated : bool
-        False for layers without rotation.
-    rope_theta : float, optional
-        The base of this layer alone, 0 for no rotation; None for that of its rope parameters.
-    rope_parameters : mapping
-        Its rope parameters in Hugging Face form.
+    rope_parameters : mapping, optional
+        Its rope parameters in Hugging Face form, empty if the config has none for its type; None
+        for a layer without rotation.
     spec : RopeSpec, optional
         The rotation that follows from them; None for a layer without one.
     num_heads, num_kv_heads : int
@@ -163,9 +160,7 @@ class Layer:
     model_type: str | None = None
     index: int | None = None
     layer_type: str | None = None
-    rotated: bool = True
-    rope_theta: float | None = None
-    rope_parameters: Config = field(default_factory=dict)
+    rope_parameters: Config | None = field(default_factory=dict)
     spec: RopeSpec | None = None
     num_heads: int = 0
     num_kv_heads: int = 0

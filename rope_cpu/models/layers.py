@@ -84,10 +84,7 @@ def _old_sections(
             sections[label] = None
             continue
         own = without_nulls(section) if label in facts.scaled else {}
-        merged = {**default, **own}
-        if "type" in own or "rope_type" in own:
-            merged["rope_type"] = own.get("rope_type", own.get("type"))
-        sections[label] = merged | _old_values(label, own, text, facts)
+        sections[label] = {**default, **own, **_old_values(label, own, text, facts)}
     return sections
 
 
@@ -119,7 +116,7 @@ def _completed(label: str | None, part: Config, text: Config, facts: ModelFacts)
     defaults = facts.defaults if label is None else facts.filled.get(label, {})
     key = facts.theta.get(label)
     # Own sections of a class have their bases.
-    if not facts.theta and (keys.own_section(text)[1] or not facts.rope_parameters):
+    if not facts.theta and (any(map(text.get, keys.SECTIONS)) or not facts.rope_parameters):
         key = "rope_theta"
     theta = _first(own.get("rope_theta"), _value(text, key))
     if theta is None and "rope_theta" in part:
@@ -167,25 +164,33 @@ def values_by_type(values: Config, facts: ModelFacts) -> dict[str | None, Config
 
 
 def layers_of(values: Config, sections: Sections) -> tuple[Layer, ...]:
-    """Return every layer of a model, with what it says of its rotation; equal ones are one object.
+    """Return every layer of a model with its rope parameters; equal ones are one object.
 
     Empty if the config does not determine their number.
     """
     count = _layer_count(values)
     if count is None:
         return ()
-    unrotated = {layer_type for layer_type in sections if sections[layer_type] is None}
-    if values.get("no_rope_layers"):  # which decides whatever the layer types
-        unrotated = set()
     layer_types = [*(values.get("layer_types") or ()), *[None] * count][:count]
     pairs = [*zip(layer_types, _own_bases(values, count), strict=True)]
-    made = {
-        (kind, theta): Layer(
-            layer_type=kind, rotated=theta != 0 and kind not in unrotated, rope_theta=theta
-        )
-        for kind, theta in set(pairs)
-    }
+    is_listed = bool(values.get("no_rope_layers"))  # which decides whatever the layer types
+    made = {pair: layer_of(pair[0], sections, pair[1], is_listed) for pair in set(pairs)}
     return tuple(map(made.__getitem__, pairs))
+
+
+def layer_of(
+    layer_type: str | None, sections: Sections, theta: float | None = None, is_listed: bool = False
+) -> Layer:
+    """Return a layer of a type with the rope parameters of its section.
+
+    theta: its own base, 0 without rotation. is_listed: the type does not decide the rotation.
+    """
+    section = sections.get(None, sections.get(layer_type, {}))
+    if theta == 0 or (sections.get(layer_type, {}) is None and not is_listed):
+        section = None
+    elif section and theta is not None:
+        section = {**section, "rope_theta": theta}
+    return Layer(layer_type=layer_type, rope_parameters=section)
 
 
 def derived_layer_types(model_types: Set[str | None], values: Config) -> dict[str, list[str]]:

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, ClassVar
 
 from rope_cpu.arguments import limits, scalars
@@ -21,7 +22,7 @@ from rope_cpu.frequencies.spec import RopeSpec, placed
 from rope_cpu.models import layers
 from rope_cpu.models.layer import FULL_LAYERS, WINDOW_LAYERS, Layer, query_factors
 from rope_cpu.models.layers import RopeParameters
-from rope_cpu.models.model_types import PAIRING_KEY, Config, ModelFacts
+from rope_cpu.models.model_types import PAIRING_KEY, UNKNOWN, Config, ModelFacts
 
 HEADS_KEYS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "dit_heads")
 KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
@@ -51,8 +52,6 @@ class Model(ABC):
         rotation.
     facts : ModelFacts
         The row of the model type in the model table.
-    is_known : bool
-        Whether the model type is in the model table.
     unknown_type : str, optional
         The model type whose attention is not known, in quotes: that of the part, or of the file
         around it.
@@ -82,7 +81,6 @@ class Model(ABC):
     own_values: Mapping[str | None, Config] = field(default_factory=dict)
     rope_parameters: Mapping[str | None, RopeParameters | None] = field(default_factory=dict)
     facts: ModelFacts = field(default_factory=ModelFacts, repr=False)
-    is_known: bool = True
     unknown_type: str | None = None
     pairing_note: str | None = None
     position_note: str | None = None
@@ -186,19 +184,14 @@ class Model(ABC):
         return layers.layers_of(self.values, self.rope_parameters)
 
     @cached_property
-    def bases(self) -> Mapping[str | None, Set[float | None]]:
-        """The bases of rotated layers by layer type; None stands for that of the rope parameters.
-
-        Empty for a type without rotation. Without layers, it has the types of the rope parameters.
-        """
+    def kinds(self) -> Mapping[str | None, Sequence[Layer]]:
+        """The layers of each type that differ; without a number of layers one for each section."""
         if not self.layers:
             sections = self.rope_parameters.items()
-            return {name: set() if section is None else {None} for name, section in sections}
-        found: dict[str | None, set[float | None]] = {}
+            return {name: [Layer(layer_type=name, rope_parameters=part)] for name, part in sections}
+        found: dict[str | None, list[Layer]] = {}
         for layer in {id(layer): layer for layer in self.layers}.values():
-            thetas = found.setdefault(layer.layer_type, set())
-            if layer.rotated:
-                thetas.add(layer.rope_theta)
+            found.setdefault(layer.layer_type, []).append(layer)
         return found
 
     @cached_property
@@ -210,7 +203,8 @@ class Model(ABC):
     @cached_property
     def rotated_types(self) -> Set[str | None]:
         """The types of rotated layers; None among them stands for no type."""
-        return {layer_type for layer_type, thetas in self.bases.items() if thetas}
+        kinds = chain(*self.kinds.values())
+        return {kind.layer_type for kind in kinds if kind.rope_parameters is not None}
 
     def type_of(self, layer_type: str | None, layer: int | None) -> str | None:
         """Return the type of a layer, or the type that was asked for, or that of rotated layers.
@@ -230,37 +224,42 @@ class Model(ABC):
         and must be alike. The returned layer type is None if the model has one section for all
         layers and none was asked for.
         """
+        sections = self.rope_parameters
+        if layer_type is None and layer is None and len(sections) == 1:
+            layer_type = next(iter(sections))
         asked: tuple[str, Any] = ("layer_type", layer_type)
         if layer is not None:
             asked = ("layer", layer)
-            selected = self._at(layer_type, layer)
-            layer_type = selected.layer_type
-            thetas: Set[float | None] = {selected.rope_theta} if selected.rotated else set()
+            found: Sequence[Layer] = [self._at(layer_type, layer)]
+            layer_type = found[0].layer_type
         elif layer_type is None:
-            thetas = set().union(*self.bases.values())
+            found = [*chain(*self.kinds.values())]
         else:
-            # A type that no layer has, or whose layers are not listed, stands for one layer.
-            rotated = self.rope_parameters.get(layer_type, {}) is not None
-            thetas = self.bases.get(layer_type, {None} if rotated else set())
-        if not thetas:
+            found = self.kinds.get(layer_type) or [self._without_layers(layer_type)]
+        rotated = [kind for kind in found if kind.rope_parameters is not None]
+        if not rotated:
             remedy = f"those of type {shown(layer_type)} are not" if layer_type else ""
             raise ArgumentError(*asked, "select a layer that is rotated", remedy)
-        if len(thetas) > 1:
-            listed = sorted(theta for theta in thetas if theta is not None)
-            rule = f"select layers of one rope_theta, not of {shown(listed)}"
+        name = None if None in sections else rotated[0].layer_type
+        is_one = len({kind.layer_type for kind in rotated}) == 1 or None in sections
+        if not (is_one and rotated[0].rope_parameters):
+            raise self._type_error(layer_type)
+        if any(kind.rope_parameters != rotated[0].rope_parameters for kind in rotated):
+            thetas = [(kind.rope_parameters or {})["rope_theta"] for kind in rotated]
+            rule = f"select layers of one rope_theta, not of {shown(thetas)}"
             raise ArgumentError(*asked, rule, "give `layer` or `layer_type`")
-        if self.type_of(layer_type, None) in self.rope_parameters:
-            layer_type = self.type_of(layer_type, None)
-        layer_type, section = self._section(layer_type)
-        theta = next(iter(thetas))
-        if theta is not None:
-            section = {**section, "rope_theta": theta}
-        return Layer(layer_type=layer_type, rope_parameters=section)
+        return replace(rotated[0], layer_type=name or layer_type)
+
+    def _without_layers(self, layer_type: str) -> Layer:
+        """Return what layers of a type would have that no layer has, or whose layers are unknown."""
+        sections = self.rope_parameters
+        if layer_type not in {*sections, *self.known_types}:
+            raise self._type_error(layer_type)
+        return layers.layer_of(layer_type, sections)
 
     def _at(self, layer_type: str | None, layer: int) -> Layer:
         """Return a layer by its index."""
         index = scalars.whole_number("layer", layer, 0)
-        all_alike = None in self.rope_parameters and len(self.rope_parameters) == 1
         rule = ""
         if layer_type is not None:
             rule = f"be left out, as `layer_type` is {shown(layer_type)}"
@@ -268,36 +267,26 @@ class Model(ABC):
             rule = "be left out: the config does not say how many there are (`num_hidden_layers`)"
         elif index >= len(self.layers):
             rule = f"be below {len(self.layers)}, the number of layers"
-        elif self.layers[index].layer_type is None and not all_alike:
+        elif self.layers[index].layer_type is None and self.rope_parameters.keys() != {None}:
             rule = "be left out, as the config has no `layer_types`; give `layer_type`"
         if rule:
             raise ArgumentError("layer", index, rule)
         return self.layers[index]
 
-    def _section(self, layer_type: str | None) -> tuple[str | None, Config]:
-        """Return the section of a layer type, with its name if layer types have their own."""
+    def _type_error(self, layer_type: str | None) -> ArgumentError:
+        """Return the error for a layer type without rope parameters, or for several types."""
         sections = self.rope_parameters
         remedy = ""
         if None in sections:
-            if layer_type is None or layer_type in self.known_types:
-                return layer_type, sections[None] or {}
             listed = cut(", ".join(sorted(repr(name) for name in self.known_types if name)))
             rule = "be left out, as this config has one rotation for all rotated layers"
             remedy = f"or give one of {listed}" if listed else ""
-            raise ArgumentError("layer_type", layer_type, rule, remedy)
-        if layer_type is None and len(sections) == 1:
-            layer_type = next(iter(sections))
-        section = sections.get(layer_type)
-        if section is not None:
-            return layer_type, section
-        rotated = [name for name in sections if sections[name] is not None]
-        listed = cut(", ".join(map(repr, rotated)))
-        rule = (
-            f"be one of {listed}" if rotated else "have rope parameters, which no rotated type has"
-        )
-        if layer_type is None and self.layers and not self.bases.keys().isdisjoint(rotated):
+            return ArgumentError("layer_type", layer_type, rule, remedy)
+        listed = cut(", ".join(repr(name) for name in sections if sections[name]))
+        rule = f"be one of {listed}" if listed else "have rope parameters, which no rotated type has"
+        if layer_type is None and any(layer.rope_parameters for layer in self.layers):
             remedy = "or give `layer`"
-        raise ArgumentError("layer_type", layer_type, rule, remedy)
+        return ArgumentError("layer_type", layer_type, rule, remedy)
 
     def heads(self, layer_type: str | None = None, layer: int | None = None) -> tuple[int, int]:
         """Return the numbers of query heads and of key/value heads.
@@ -361,12 +350,17 @@ class Model(ABC):
         distinct = {
             entry
             for entry, own in zip(entries, self.layers or alike, strict=False)
-            if entry and own.rotated and layer_type in (None, own.layer_type)
+            if entry and own.rope_parameters is not None and layer_type in (None, own.layer_type)
         }
         if len(distinct) != 1:
             rule = f"be one number for the layers of `layer_type` {shown(layer_type)}"
             raise ArgumentError(key, sorted(distinct), rule, "give `layer`")
         return distinct.pop()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the model type is in the table of its kind."""
+        return self.facts is not UNKNOWN
 
     @property
     def is_latent(self) -> bool:
@@ -408,7 +402,7 @@ class Model(ABC):
         """Return False for a layer without rotation; one that there is not is refused later."""
         if index is None:
             return True
-        return all(entry.rotated for entry in self.layers[index : index + 1])
+        return None not in [entry.rope_parameters for entry in self.layers[index : index + 1]]
 
     def layer(
         self,

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from typing import Any
 
@@ -116,6 +116,16 @@ class ModelFacts:
         """Whether layer types have their own sections."""
         sections = (self.rope_parameters or {}).values()
         return any(section is None or isinstance(section, Mapping) for section in sections)
+
+    @cached_property
+    def read_keys(self) -> frozenset[str]:
+        """The keys of its own that its code reads, refuses or ignores."""
+        named = (*self.names.values(), *self.unrotated.values(), *self.refuse)
+        return frozenset((*named, *self.ignored, *self.reads))
+
+
+# The row of model types that the table lacks.
+UNKNOWN = ModelFacts()
 
 
 def value_at(config: Mapping[str, Any], path: str) -> Any:

@@ -18,20 +18,20 @@ from rope_cpu.models.model_types import Config
 
 Change = Callable[[Config], Config]
 
-_QUIRKS: dict[str, list[Change]] = {}
+_QUIRKS: dict[str, Change] = {}
 
 
-def quirks_of(model_type: str | None) -> list[Change]:
-    """Return the quirks of a model type."""
-    return _QUIRKS.get(str(model_type), [])
+def with_quirks(config: Config) -> Config:
+    """Return a config after the quirk of its model type."""
+    change = _QUIRKS.get(str(config.get("model_type")))
+    return config if change is None else change(config)
 
 
 def _quirk(*model_types: str) -> Callable[[Change], Change]:
-    """Register a change of the configs of some model types."""
+    """Register the change of the configs of some model types."""
 
     def register(change: Change) -> Change:
-        for model_type in model_types:
-            _QUIRKS.setdefault(model_type, []).append(change)
+        _QUIRKS.update(dict.fromkeys(model_types, change))
         return change
 
     return register
@@ -49,35 +49,23 @@ def _changed_section(section: Config, change: Change) -> Config:
     return {**section, **nested} if nested else change(section)
 
 
-def _renamed_type(section: Config, name: str, meaning: str) -> Config:
-    """Return a section in which a rope type has another name."""
-    keys = [key for key in ("rope_type", "type") if section.get(key) == name]
-    return {**section, **dict.fromkeys(keys, meaning)}
-
-
-@_quirk("phi3", "phi3_v", "phi4mm", "phi4_multimodal")
-def _yarn_is_longrope(config: Config) -> Config:
-    """Read the rope type yarn as longrope (transformers configuration_phi3)."""
-    return _with_sections(config, lambda section: _renamed_type(section, "yarn", "longrope"))
-
-
-@_quirk("sarvam_mla")
-def _deepseek_yarn(config: Config) -> Config:
-    """Read the rope type deepseek_yarn as yarn (transformers configuration_sarvam_mla)."""
-    return _with_sections(config, lambda section: _renamed_type(section, "deepseek_yarn", "yarn"))
-
-
-@_quirk("bailing_moe_v2", "bailing_moe_linear")
-def _video_rope_type(config: Config) -> Config:
-    """Read the rope type video_rope as M-RoPE in that order (ming_flash_omni in vLLM-Omni)."""
+def _rope_type_means(name: str, **meaning: Any) -> Change:
+    """Return the change of a rope type of that name to another, with the keys that belong to it."""
 
     def change(section: Config) -> Config:
-        if "video_rope" not in (section.get("rope_type"), section.get("type")):
+        if section.get("rope_type") != name:
             return section
-        defaults = {"video_rope": True, "mrope_section": [8, 12, 12]}
-        return {**defaults, **_renamed_type(section, "video_rope", "default")}
+        return {**meaning, **section, "rope_type": meaning["rope_type"]}
 
-    return _with_sections(config, change)
+    return lambda config: _with_sections(config, change)
+
+
+# Sources: transformers configuration_phi3 and configuration_sarvam_mla; for the order of M-RoPE
+# ming_flash_omni in vLLM-Omni.
+_quirk("phi3", "phi3_v", "phi4mm", "phi4_multimodal")(_rope_type_means("yarn", rope_type="longrope"))
+_quirk("sarvam_mla")(_rope_type_means("deepseek_yarn", rope_type="yarn"))
+_VIDEO_ROPE = {"rope_type": "default", "video_rope": True, "mrope_section": [8, 12, 12]}
+_quirk("bailing_moe_v2", "bailing_moe_linear")(_rope_type_means("video_rope", **_VIDEO_ROPE))
 
 
 @_quirk("bailing_hybrid")
@@ -97,7 +85,7 @@ def _row_column_time(config: Config) -> Config:
     Source: modeling_ernie4_5_vl_moe in transformers, which takes no scaling.
     """
     key, section = own_section(config)
-    rope_type = section.get("rope_type", section.get("type", "default"))
+    rope_type = section.get("rope_type", "default")
     if rope_type not in ("default", "mrope"):
         raise ArgumentError("rope_type", rope_type, "be default for Ernie-4.5-VL")
     pairs = section.get("mrope_section", [22, 22, 20])
@@ -136,7 +124,7 @@ def _compressed_layers(config: Config) -> Config:
         section = {**section, "compress": own} if is_nested else own
         if "rope_theta" in own:
             changed.pop("compress_rope_theta", None)
-    if not is_nested and "yarn" in (section.get("rope_type"), section.get("type")):
+    if not is_nested and section.get("rope_type") == "yarn":
         section = {"attention_factor": 1.0, **section}
     changed[key] = section
     if config.get("layer_types"):
@@ -153,7 +141,7 @@ def _default_share(config: Config) -> Config:
     share = config.get("partial_rotary_factor", 0.334)
 
     def change(section: Config) -> Config:
-        rope_type = section.get("rope_type", section.get("type", "default"))
+        rope_type = section.get("rope_type", "default")
         return {"partial_rotary_factor": share, **section} if rope_type == "default" else section
 
     return _with_sections(config, change)

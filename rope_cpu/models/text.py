@@ -19,7 +19,7 @@ from rope_cpu.models import keys, layers, model_types, quirks
 from rope_cpu.models.attention import FACTS, attention_of
 from rope_cpu.models.layer import Layer
 from rope_cpu.models.model import Asked, Model
-from rope_cpu.models.model_types import Config, ModelFacts, model_facts
+from rope_cpu.models.model_types import UNKNOWN, Config, ModelFacts, model_facts
 
 # Keys that may stand beside `mrope_section`, each with the function from the numbers of pairs of
 # the axes, and of all pairs, to the axis of each pair; "": each axis has one run of pairs. A new
@@ -56,7 +56,7 @@ class TextModel(Model):
         facts = self.facts
         interleaved = self._interleaved(interleaved)
         if not self.is_known:
-            keys.refuse_unread(values, None)
+            keys.refuse_unread(values, facts)
         if not self.has_theta and (facts.needs_theta or not self.is_known):
             rule = "be in the config, as the default of its model type is not known"
             raise ArgumentError("rope_theta", MISSING, rule, "add `rope_theta` to the config")
@@ -114,18 +114,17 @@ def parse(raw: Config) -> TextModel:
     Raises ValueError or TypeError if the model is not rotated, or if its rope parameters are
     malformed.
     """
-    text, known_facts, whole = language_model(raw)
+    text, facts, whole = language_model(raw)
+    is_known = facts is not UNKNOWN
     unknown_whole = None if whole in (None, *FACTS["wholes"]) else shown(whole)
-    facts = known_facts or ModelFacts()
     # Without defaults, since a value of the file must not be mistaken for one of the model type.
     named: Config = _standard_names(text, facts)
     if facts.names:
         keys.check_containers(named)
-    for quirk in quirks.quirks_of(text.get("model_type")):
-        named = quirk(named)
+    named = quirks.with_quirks(named)
     values = _with_defaults(named, text, facts)
     _refuse_unrotated(text, values, facts)
-    if known_facts is not None:
+    if is_known:
         keys.refuse_unread(text, facts)
     sections = layers.rope_parameters_by_type(named, facts)
     for layer_type, key in facts.unrotated.items():
@@ -140,38 +139,35 @@ def parse(raw: Config) -> TextModel:
         own_values=layers.values_by_type(values, facts),
         rope_parameters=sections,
         facts=facts,
-        is_known=known_facts is not None,
-        unknown_type=unknown_whole if known_facts else shown(values.get("model_type")),
+        unknown_type=unknown_whole if is_known else shown(values.get("model_type")),
     )
 
 
-def language_model(raw: Config) -> tuple[Config, ModelFacts | None, str | None]:
-    """Return the config of the language model in `raw`, or `raw` itself, and the facts of its type.
+def language_model(raw: Config) -> tuple[Config, ModelFacts, str | None]:
+    """Return the config of the language model in `raw`, or `raw` itself, and the row of its type.
 
-    The facts are None for an unknown model type. The third value is the unknown model type of a
-    file around the language model, None without one.
+    The third value is the unknown model type of a file around the language model, None without one.
     """
     raw = _with_model_type(raw)
     model_type = str(raw.get("model_type"))
     if model_type in model_types.REFUSED:
         reason = model_types.REFUSED[model_type]
         raise ValueError(f"`model_type` is {shown(model_type)}: {reason}")
-    known_facts = model_facts(model_type)
-    facts = known_facts or ModelFacts()
-    if known_facts is not None and facts.part is None:
+    facts = model_facts(model_type) or UNKNOWN
+    if facts is not UNKNOWN and facts.part is None:
         keys.refuse_unread_part(raw, facts.names)
         return raw, facts, None
     own_key, part_type = facts.part or (keys.KEYS["parts"][0], "")
-    part_facts = model_facts(part_type) or ModelFacts()
+    part_facts = model_facts(part_type) or UNKNOWN
     places = (own_key, *keys.KEYS["parts"])
     part_key = next((key for key in places if isinstance(raw.get(key), Mapping)), None)
     if part_key is None:
         keys.refuse_unread_part(raw, part_facts.names)
         # An older file has the keys of the language model at the top level.
         of_part = {**raw, "model_type": part_type}
-        return (raw, None, None) if known_facts is None else language_model(of_part)
+        return (raw, UNKNOWN, None) if facts is UNKNOWN else language_model(of_part)
     keys.check_part(raw, part_key, (*facts.ignored, *part_facts.ignored))
-    if known_facts is None:
+    if facts is UNKNOWN:
         return *language_model(raw[part_key])[:2], raw.get("model_type") or ""
     return language_model(_part(raw, raw[part_key], part_type))
 

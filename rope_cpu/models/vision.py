@@ -507,7 +507,7 @@ def _flat(row: Row, values: dict[str, Any]) -> dict[str, Any]:
     if "rope_type" not in row.only:
         return values
     key, own = own_section(values)
-    known = {"type": "rope_type", "rope_theta": "rope_theta", **{name: name for name in row.only}}
+    known = {"rope_theta": "rope_theta", **{name: name for name in row.only}}
     section = {known.get(name, f"{key}.{name}"): own[name] for name in own}
     others = {name: values[name] for name in values if name not in SECTIONS}
     return others | without_nulls(section)

@@ -309,7 +309,7 @@ def video(name, **values):
         (image("OmniGen"), "`short_factor` is missing"),
         (
             OMNIGEN | {"rope_scaling": OMNIGEN["rope_scaling"] | {"type": "yarn"}},
-            "`rope_scaling.type` is 'yarn': its class has the factors of longrope",
+            "`rope_scaling.rope_type` is 'yarn': its class has the factors of longrope",
         ),
         (OMNIGEN | {"rope_scaling": {"type": "su"}}, "`short_factor` is missing"),
         (

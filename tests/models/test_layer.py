@@ -32,7 +32,7 @@ KNOWN = {
 }
 # What a layer has of its own, and no facts of all layers.
 OF_LAYER = {
-    *("index", "layer_type", "rotated", "rope_theta", "rope_parameters", "spec", "query_factors"),
+    *("index", "layer_type", "rope_parameters", "spec", "query_factors"),
     *("num_heads", "num_kv_heads", "head_dim", "value_dim"),
 }
 

@@ -272,7 +272,7 @@ def test_malformed_keys_of_single_types_are_refused_by_name(keys: dict[str, Any]
 def test_parameters_of_unrotated_layers_alone_are_refused() -> None:
     section = {"rope_type": "default", "rope_theta": 500000.0}
     given = of("exaone4", rope_parameters={"full_attention": section})
-    with pytest.raises(ValueError, match="'full_attention'; it must have rope parameters"):
+    with pytest.raises(ValueError, match="those of type 'full_attention' are not"):
         read(FOUR_HEADS, given)
 
 

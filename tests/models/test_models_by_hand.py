@@ -267,7 +267,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (ming("video_rope", mrope_section=[8, 11, 13]), r"is \[8, 11, 13\].*as many rows as columns"),
     (ming("video_rope", mrope_section=[8, 8, 8]), "`mrope_section` adds up to 24; it must add up"),
-    (ming("3D"), "`type` is '3D'; it must be a rope type"),
+    (ming("3D"), "`rope_type` is '3D'; it must be a rope type"),
     (of("plamo", rope_scaling=LINEAR), "`rope_scaling` is"),
     (PHI3_SMALL | {"rope_position_scale": 2.0}, "`rope_position_scale` is 2.0"),
     (MOLMO_E | {"rope_impl": "interleave"}, "`rope_impl` is 'interleave'"),
@@ -292,7 +292,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (PANGU | {"rope_scaling": LINEAR}, "`rope_scaling` is"),
     (of("openpangu_vl"), "pairs to axes in an order of its own"),
     (of("interns1_pro", text_config=of("interns1_pro_text")), "weights of each head"),
-    (of("BlueLM", rope_scaling={"type": "ntkmixed", "power": 0.3}), "`type` is 'ntkmixed'"),
+    (of("BlueLM", rope_scaling={"type": "ntkmixed", "power": 0.3}), "`rope_type` is 'ntkmixed'"),
     (of("ouro"), "`rope_theta` is missing"),
 ]
 
