@@ -19,9 +19,6 @@ from rope_cpu.models.tensors import layer_arrays
 
 from .options import INPUT
 
-# Layers without rotation have no chunks, and are refused as such.
-_UNROTATED = (*EXPRESSED, "chunk", "query_scale")
-
 
 def attention_options(
     config: str | PathLike[str] | Mapping[str, Any],
@@ -154,11 +151,9 @@ def exported_layer(
 
     facts: those of the config, perhaps changed. layer, layer_type: at most one may be given.
     """
-    known = EXPRESSED if config.is_rotated(layer) else _UNROTATED
-    facts.refuse_unknown(known)
-    found = config.layer(facts, known, layer, layer_type)
-    if found.spec is None:
+    if not config.is_rotated(layer):
         raise ArgumentError("layer", layer, "select a layer that is rotated")
+    found = config.layer(facts, EXPRESSED, layer, layer_type)
     if found.window is not None and not found.causal:
         raise ValueError(
             f"layers have a window of {found.window} keys on both sides; a mask can hold it (--set "
@@ -169,15 +164,9 @@ def exported_layer(
 
 def layer_options(layer: Layer) -> dict[str, Any]:
     """Return the arguments of `export_attention` for a layer, with norms and sinks as inputs."""
-    options: dict[str, Any] = {
-        "num_heads": layer.num_heads,
-        "num_kv_heads": layer.num_kv_heads,
-        "v_head_dim": layer.value_dim,
-        "causal": layer.causal,
-        "window": layer.window,
-        "softcap": layer.softcap,
-        "scale": layer.scale,
-    }
+    names = ("num_heads", "num_kv_heads", "causal", "window", "softcap", "scale")
+    options: dict[str, Any] = {name: getattr(layer, name) for name in names}
+    options["v_head_dim"] = layer.value_dim
     if layer.qk_norm is not None:
         ones = np.ones(layer.head_dim)
         options["qk_norm"] = INPUT if layer.norm_weighted else (ones, ones)

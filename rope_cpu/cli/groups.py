@@ -166,7 +166,7 @@ def layer_groups(
             yield Group(config, name)
         else:
             spec = config.spec(name, interleaved=interleaved)
-            parameters = config.select(name).rope_parameters if by_type else {}
+            parameters = config.select(name)[1] if by_type else {}
             yield Group(config, name, spec, parameters)
 
 

@@ -26,8 +26,7 @@ import numpy as np
 from rope_cpu.arguments import scalars
 from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.models.keys import objects
-from rope_cpu.models.layer import WINDOW_LAYERS, Layer
-from rope_cpu.models.layers import rule_keys, window
+from rope_cpu.models.layer import WINDOW_LAYERS, Layer, rule_keys, window
 from rope_cpu.models.model_types import Config, ModelFacts, data, model_facts, value_at
 
 _EMPTY: Config = {}

@@ -1,16 +1,17 @@
-"""`Layer`: one layer of a model as plain data, and the refusal of facts that a caller lacks."""
+"""`Layer`: one layer of a model as plain data, and the layers of a config."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass, field, replace
 from inspect import signature
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rope_cpu.arguments import scalars
-from rope_cpu.arguments.errors import ArgumentError
+from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
 from rope_cpu.arguments.texts import cut
 from rope_cpu.array_types import Float64
 from rope_cpu.frequencies.rope_types import MISSING
@@ -234,3 +235,138 @@ EXPRESSED = (
 PARTS: Mapping[str, str] = _FACTS["parts"]
 # Those that a server's calls express, but no operators of a graph.
 SERVED = ("v_norm", "query_scale")
+
+# By layer type, or under None for all layers; a section None: layers of this type are not rotated.
+Sections = Mapping[str | None, Config | None]
+
+COUNT_KEYS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
+
+# Keys with one entry for each layer.
+LISTS_BY_LAYER = ("layer_types", "no_rope_layers", "layer_rope_theta")
+
+
+def layers_of(values: Config, sections: Sections) -> tuple[Layer, ...]:
+    """Return every layer of a model with its rope parameters; equal ones are one object.
+
+    Empty if the config does not determine their number.
+    """
+    count = _layer_count(values)
+    if count is None:
+        return ()
+    layer_types = [*(values.get("layer_types") or ()), *[None] * count][:count]
+    pairs = [*zip(layer_types, _own_bases(values, count), strict=True)]
+    is_listed = bool(values.get("no_rope_layers"))  # which decides whatever the layer types
+    made = {pair: layer_of(pair[0], sections, pair[1], is_listed) for pair in set(pairs)}
+    return tuple(map(made.__getitem__, pairs))
+
+
+def layer_of(
+    layer_type: str | None, sections: Sections, theta: float | None = None, is_listed: bool = False
+) -> Layer:
+    """Return a layer of a type with the rope parameters of its section.
+
+    theta: its own base, 0 without rotation. is_listed: the type does not decide the rotation.
+    """
+    section = sections.get(None, sections.get(layer_type, {}))
+    if theta == 0 or (sections.get(layer_type, {}) is None and not is_listed):
+        section = None
+    elif section and theta is not None:
+        section = {**section, "rope_theta": theta}
+    return Layer(layer_type=layer_type, rope_parameters=section)
+
+
+def derived_layer_types(model_types: Set[str | None], values: Config) -> dict[str, list[str]]:
+    """Return `layer_types` by the rule of a model's code, for a file without them.
+
+    model_types: its model type, and the one it inherits facts from. values: its config under
+    standard names. Empty if the rule, or the number of layers, is not known.
+    """
+    count = next((values[key] for key in COUNT_KEYS if key in values), None)
+    model_type = next((name for name in model_types if name in _RULES), None)
+    if model_type is None or type(count) is not int or not 0 <= count <= limits.LAYERS:
+        return {}
+    kind = _RULES[model_type]
+    key, default, other, chosen = _DATA[kind][model_type]
+    parameter_type, selects = _KINDS[kind]
+    parameter = values.get(key, default)
+    if not isinstance(parameter, parameter_type) or parameter == 0:
+        return {}
+    layer_types = [chosen if selects(parameter, index) else other for index in range(count)]
+    if kind == "window from" and window(values) is None:
+        layer_types = [other] * count
+    if count and model_type in _DATA["last"]:
+        layer_types[-1] = chosen
+    return {"layer_types": layer_types}
+
+
+def rule_keys(model_types: Set[str | None]) -> set[str]:
+    """Return the keys from which the code of some model types derives `layer_types`."""
+    return {_DATA[_RULES[name]][name][0] for name in model_types if name in _RULES}
+
+
+def window(values: Config) -> int | None:
+    """Return the number of keys that a query attends to, None without a window."""
+    if not values.get("use_sliding_window", True):
+        return None
+    size = values.get("sliding_window")
+    return None if size is None else scalars.whole_number("sliding_window", size, 0)
+
+
+# Rules of layer types by their name in layer_types.json, whose rows have the key that a rule reads,
+# its default, and the types of other layers and of the selected ones: the type of the key's value,
+# and whether it selects a layer.
+_KINDS: dict[str, tuple[Any, Callable[[Any, int], bool]]] = {
+    "every nth": (int, lambda n, layer: (layer + 1) % n == 0),
+    "first of n": (int, lambda n, layer: layer % n == 0),
+    "window from": (int, lambda first, layer: layer >= first),
+    "listed": (list, lambda layers, layer: layer in layers),
+    "not zero": (list, lambda codes, layer: layer < len(codes) and codes[layer] != 0),
+}
+_DATA = data("layer_types.json")
+_RULES = {model_type: kind for kind in _KINDS for model_type in _DATA[kind]}
+
+
+def _layer_count(values: Config) -> int | None:
+    """Return the number of layers; None if the config lacks it, and all layers are alike."""
+    lists = [values[key] for key in LISTS_BY_LAYER if values.get(key)]
+    count = next((values[key] for key in COUNT_KEYS if key in values), None)
+    if count is None and lists:
+        scalars.check_length("layer_types", lists[0], limits.LAYERS)
+        return len(lists[0])
+    if not lists and values.get("no_rope_layer_interval") is None and type(count) is not int:
+        return None  # the number is not needed, so it is not refused
+    return scalars.whole_number(COUNT_KEYS[0], count, 0, limits.LAYERS)
+
+
+def _own_bases(values: Config, count: int) -> list[float | None]:
+    """Return the base of each layer alone: 0 without rotation, None for that of its section.
+
+    A list by layer decides, or a list of bases, or an interval, which counts from the first layer
+    if it is positive, and else from the last, as layer 1.
+    """
+    flags = _list_by_layer("no_rope_layers", values, count)
+    if flags:
+        return [None if flag else 0.0 for flag in flags]
+    key = "layer_rope_theta"
+    bases = _list_by_layer(key, values, count)
+    if bases:
+        return [scalars.real_number(key, base, zero=True) for base in bases]
+    interval = values.get("no_rope_layer_interval")
+    if interval is None:
+        return [None] * count
+    if type(interval) is not int or interval == 0:
+        rule = "be a whole number other than 0"
+        raise ArgumentError("no_rope_layer_interval", interval, rule)
+    start = 1 if interval > 0 else 1 - count
+    return [None if (index + start) % interval else 0.0 for index in range(count)]
+
+
+def _list_by_layer(key: str, values: Config, count: int) -> list[Any]:
+    """Return the list of a key with one value per layer; empty for a missing key."""
+    entries = values.get(key) or []
+    if not isinstance(entries, list | tuple):
+        raise ArgumentTypeError(key, entries, "be a list with one value for each layer")
+    scalars.check_length(key, entries, limits.LAYERS)
+    if entries and len(entries) < count:
+        raise ArgumentError(key, entries, f"have a value for each of {count} layers")
+    return list(entries[:count])

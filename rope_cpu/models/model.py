@@ -19,13 +19,20 @@ from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
 from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.frequencies.rope_types import MISSING
 from rope_cpu.frequencies.spec import RopeSpec, placed
-from rope_cpu.models import layers
-from rope_cpu.models.layer import FULL_LAYERS, WINDOW_LAYERS, Layer, query_factors
-from rope_cpu.models.layers import RopeParameters
+from rope_cpu.models.layer import (
+    FULL_LAYERS,
+    WINDOW_LAYERS,
+    Layer,
+    layer_of,
+    layers_of,
+    query_factors,
+)
 from rope_cpu.models.model_types import PAIRING_KEY, UNKNOWN, Config, ModelFacts
 
 HEADS_KEYS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "dit_heads")
 KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
+
+RopeParameters = dict[str, Any]
 
 # A layer type, or the index of a layer, or neither.
 Asked = tuple[str | None, int | None]
@@ -181,7 +188,7 @@ class Model(ABC):
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
         """Every layer, with what it says of its rotation; empty if their number is not known."""
-        return layers.layers_of(self.values, self.rope_parameters)
+        return layers_of(self.values, self.rope_parameters)
 
     @cached_property
     def kinds(self) -> Mapping[str | None, Sequence[Layer]]:
@@ -217,7 +224,9 @@ class Model(ABC):
             return next(iter(self.rotated_types))
         return layer_type
 
-    def select(self, layer_type: str | None = None, layer: int | None = None) -> Layer:
+    def select(
+        self, layer_type: str | None = None, layer: int | None = None
+    ) -> tuple[str | None, Config]:
         """Return the layer type and the rope parameters of a layer, or of the layers of a type.
 
         layer_type, layer: at most one may be given; without both, all rotated layers are selected,
@@ -236,26 +245,24 @@ class Model(ABC):
             found = [*chain(*self.kinds.values())]
         else:
             found = self.kinds.get(layer_type) or [self._without_layers(layer_type)]
-        rotated = [kind for kind in found if kind.rope_parameters is not None]
-        if not rotated:
+        own = [kind.rope_parameters for kind in found if kind.rope_parameters is not None]
+        if not own:
             remedy = f"those of type {shown(layer_type)} are not" if layer_type else ""
             raise ArgumentError(*asked, "select a layer that is rotated", remedy)
-        name = None if None in sections else rotated[0].layer_type
-        is_one = len({kind.layer_type for kind in rotated}) == 1 or None in sections
-        if not (is_one and rotated[0].rope_parameters):
+        names = {kind.layer_type for kind in found if kind.rope_parameters is not None}
+        if not own[0] or (len(names) > 1 and None not in sections):
             raise self._type_error(layer_type)
-        if any(kind.rope_parameters != rotated[0].rope_parameters for kind in rotated):
-            thetas = [(kind.rope_parameters or {})["rope_theta"] for kind in rotated]
+        if any(section != own[0] for section in own):
+            thetas = [section["rope_theta"] for section in own]
             rule = f"select layers of one rope_theta, not of {shown(thetas)}"
             raise ArgumentError(*asked, rule, "give `layer` or `layer_type`")
-        return replace(rotated[0], layer_type=name or layer_type)
+        return layer_type if None in sections else names.pop(), own[0]
 
     def _without_layers(self, layer_type: str) -> Layer:
-        """Return what layers of a type would have that no layer has, or whose layers are unknown."""
-        sections = self.rope_parameters
-        if layer_type not in {*sections, *self.known_types}:
+        """Return a layer of a type that no layer has, or whose layers are unknown."""
+        if layer_type not in {*self.rope_parameters, *self.known_types}:
             raise self._type_error(layer_type)
-        return layers.layer_of(layer_type, sections)
+        return layer_of(layer_type, self.rope_parameters)
 
     def _at(self, layer_type: str | None, layer: int) -> Layer:
         """Return a layer by its index."""
@@ -283,7 +290,9 @@ class Model(ABC):
             remedy = f"or give one of {listed}" if listed else ""
             return ArgumentError("layer_type", layer_type, rule, remedy)
         listed = cut(", ".join(repr(name) for name in sections if sections[name]))
-        rule = f"be one of {listed}" if listed else "have rope parameters, which no rotated type has"
+        rule = (
+            f"be one of {listed}" if listed else "have rope parameters, which no rotated type has"
+        )
         if layer_type is None and any(layer.rope_parameters for layer in self.layers):
             remedy = "or give `layer`"
         return ArgumentError("layer_type", layer_type, rule, remedy)
@@ -317,16 +326,13 @@ class Model(ABC):
         (32, 8)
         """
         layer_type = self.type_of(layer_type, layer)
-        try:
-            heads = self._head_count(self.heads_keys, layer_type, layer)
-            of_keys = () if self.is_latent else self.kv_heads_keys
-            kv_heads = self._head_count(of_keys, layer_type, layer)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"the config's {error}") from error
+        heads = self._head_count(self.heads_keys, layer_type, layer)
         if heads is None:
             listed = ", ".join(self.heads_keys)
             raise ValueError(f"the config lacks the number of heads; add one of {listed}")
-        return heads, 1 if self.is_latent else kv_heads or heads
+        if self.is_latent:
+            return heads, 1
+        return heads, self._head_count(self.kv_heads_keys, layer_type, layer) or heads
 
     def _head_count(
         self, keys: Sequence[str], layer_type: str | None, layer: int | None

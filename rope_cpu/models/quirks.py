@@ -62,7 +62,9 @@ def _rope_type_means(name: str, **meaning: Any) -> Change:
 
 # Sources: transformers configuration_phi3 and configuration_sarvam_mla; for the order of M-RoPE
 # ming_flash_omni in vLLM-Omni.
-_quirk("phi3", "phi3_v", "phi4mm", "phi4_multimodal")(_rope_type_means("yarn", rope_type="longrope"))
+_quirk("phi3", "phi3_v", "phi4mm", "phi4_multimodal")(
+    _rope_type_means("yarn", rope_type="longrope")
+)
 _quirk("sarvam_mla")(_rope_type_means("deepseek_yarn", rope_type="yarn"))
 _VIDEO_ROPE = {"rope_type": "default", "video_rope": True, "mrope_section": [8, 12, 12]}
 _quirk("bailing_moe_v2", "bailing_moe_linear")(_rope_type_means("video_rope", **_VIDEO_ROPE))

@@ -102,16 +102,11 @@ def _content(path: str) -> dict[str, Any]:
         raise ValueError(f"`config` {shown(path)} has {size} bytes; {rule}")
     try:
         raw = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter for one that is nested too deep
         raise ValueError(f"`config` {shown(path)} is not valid JSON: {error}") from None
-    except RecursionError:
-        raise ValueError(
-            f"`config` {shown(path)} cannot be read: its JSON is nested too deep"
-        ) from None
     if not isinstance(raw, dict):
-        raise ValueError(
-            f"`config` {shown(path)} holds a {type(raw).__name__}; it must hold an object"
-        )
+        finding = f"holds a {type(raw).__name__}; it must hold an object"
+        raise ValueError(f"`config` {shown(path)} {finding}")
     return raw
 
 

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from rope_cpu.arguments import scalars
-from rope_cpu.arguments.errors import ArgumentError, Finding
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.texts import did_you_mean, shown
 from rope_cpu.frequencies import axes, scaling
 from rope_cpu.frequencies.rope_types import MISSING
 from rope_cpu.frequencies.spec import RopeSpec, reverse_direction, with_still_pairs
-from rope_cpu.models import keys, layers, model_types, quirks
+from rope_cpu.models import keys, model_types, quirks
 from rope_cpu.models.attention import FACTS, attention_of
-from rope_cpu.models.layer import Layer
-from rope_cpu.models.model import Asked, Model
-from rope_cpu.models.model_types import UNKNOWN, Config, ModelFacts, model_facts
+from rope_cpu.models.layer import Layer, derived_layer_types
+from rope_cpu.models.model import Asked, Model, RopeParameters
+from rope_cpu.models.model_types import SHARE, UNKNOWN, Config, ModelFacts, model_facts, value_at
 
 # Keys that may stand beside `mrope_section`, each with the function from the numbers of pairs of
 # the axes, and of all pairs, to the axis of each pair; "": each axis has one run of pairs. A new
@@ -30,6 +30,10 @@ PAIR_AXES: dict[str, Callable[[Sequence[int], int], tuple[int, ...]]] = {
     "video_rope": lambda section, pairs: axes.time_last_pair_axis(section),
     "mrope_interleaved": axes.interleaved_pair_axis,
 }
+
+
+_LENGTH = "max_position_embeddings"
+_ORIGINAL = "original_max_position_embeddings"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +64,8 @@ class TextModel(Model):
         if not self.has_theta and (facts.needs_theta or not self.is_known):
             rule = "be in the config, as the default of its model type is not known"
             raise ArgumentError("rope_theta", MISSING, rule, "add `rope_theta` to the config")
-        chosen = self.select(*asked)
-        layer_type = chosen.layer_type
-        section = dict(chosen.rope_parameters)
+        layer_type, parameters = self.select(*asked)
+        section = dict(parameters)
         width = self.head_dim(layer_type)
         rotary_dim = section.pop("rotary_dim", None)
         # The factor does not apply to a latent head, whose rotated width is given, and not to
@@ -126,7 +129,7 @@ def parse(raw: Config) -> TextModel:
     _refuse_unrotated(text, values, facts)
     if is_known:
         keys.refuse_unread(text, facts)
-    sections = layers.rope_parameters_by_type(named, facts)
+    sections = _rope_parameters_by_type(named, facts)
     for layer_type, key in facts.unrotated.items():
         if key == "" or text.get(key, 0) is not None:
             sections[layer_type] = None
@@ -136,7 +139,7 @@ def parse(raw: Config) -> TextModel:
         beside={} if unknown_whole or raw.keys() <= text.keys() else raw,
         model_type=values.get("model_type"),
         values=values,
-        own_values=layers.values_by_type(values, facts),
+        own_values=_values_by_type(values, facts),
         rope_parameters=sections,
         facts=facts,
         unknown_type=unknown_whole if is_known else shown(values.get("model_type")),
@@ -204,7 +207,7 @@ def _with_defaults(named: Config, text: Config, facts: ModelFacts) -> dict[str, 
         defaults.pop("num_hidden_layers", None)
     values = {**defaults, **named}
     if "layer_types" not in values:
-        values |= layers.derived_layer_types({values.get("model_type"), facts.like}, values)
+        values |= derived_layer_types({values.get("model_type"), facts.like}, values)
     return values
 
 
@@ -212,12 +215,150 @@ def _standard_names(text: Config, facts: ModelFacts) -> dict[str, Any]:
     """Return the keys of a config under standard names, without nulls."""
     values = scaling.without_nulls(text)
     for name, own_key in facts.names.items():
-        value = model_types.value_at(values, own_key) if own_key else None
+        value = value_at(values, own_key) if own_key else None
         if value is not None:
             values[name] = value
         elif not own_key:
             values.pop(name, None)
     return values
+
+
+def _rope_parameters_by_type(
+    text: Config, facts: ModelFacts
+) -> dict[str | None, RopeParameters | None]:
+    """Return the section of each layer type, or the one of all layers under None.
+
+    Each section has its base and its rotated share, from the file or from the model type. None
+    stands for layer types that are not rotated.
+    """
+    key, section = keys.own_section(text)
+    for name in scaling.SECTION_KEYS & section.keys():  # it would look like a layer type
+        if isinstance(section[name], Mapping):
+            raise ArgumentTypeError(name, section[name], "be no object")
+    parts: dict[str | None, Any]
+    if any(isinstance(value, Mapping) for value in section.values()):
+        # Null: layers of this type are not rotated.
+        parts = {label: part for label, part in section.items() if isinstance(part, Mapping | None)}
+    elif facts.has_layer_sections:
+        return _old_sections(key, section, text, facts)
+    elif section or not facts.rope_parameters:
+        parts = {None: section}
+    else:
+        parts = {None: _default_section(text, facts)}
+    return {
+        label: None if part is None else _completed(label, part, text, facts)
+        for label, part in parts.items()
+    }
+
+
+def _default_section(text: Config, facts: ModelFacts) -> RopeParameters:
+    """Return the model type's section for a file without one; the file's length and base go first.
+
+    A length in the file applies to the section as well.
+    """
+    section = dict(facts.rope_parameters or {})
+    for name, key in ((_LENGTH, _LENGTH), ("rope_theta", facts.theta.get(None))):
+        if _value(text, key) is not None:
+            section.pop(name, None)
+    return section
+
+
+def _old_sections(
+    key: str, section: Config, text: Config, facts: ModelFacts
+) -> dict[str | None, RopeParameters | None]:
+    """Return the sections of a model whose layer types differ, from a file of the old form.
+
+    The file has at most one flat section, under `key`.
+    """
+    defaults: Config = facts.rope_parameters or {}
+    if section and not set(facts.scaled) & set(defaults):
+        rule = "hold a section for each layer type, {layer type: section}"
+        raise ArgumentError(key, Finding("is one section"), rule)
+    sections: dict[str | None, RopeParameters | None] = {}
+    for label, default in defaults.items():
+        if default is None:
+            sections[label] = None
+            continue
+        own = scaling.without_nulls(section) if label in facts.scaled else {}
+        sections[label] = {**default, **own, **_old_values(label, own, text, facts)}
+    return sections
+
+
+def _old_values(label: str, own: Config, text: Config, facts: ModelFacts) -> RopeParameters:
+    """Return the base and the rotated share of a layer type from top-level keys of an old file.
+
+    A value for this layer type alone takes precedence over a value for the whole model.
+    """
+    layer_types = text.get("layer_types") or []
+    values = {}
+    for name, own_keys in (("rope_theta", facts.theta), (SHARE, facts.partial)):
+        key = own_keys.get(label)
+        value = _value(text, key)
+        if isinstance(value, list):  # by layer
+            index = layer_types.index(label) if label in layer_types else len(value)
+            value = value[index] if index < len(value) else None
+        if value is not None and (name not in own or key != name):
+            values[name] = value
+    return values
+
+
+def _completed(label: str | None, part: Config, text: Config, facts: ModelFacts) -> RopeParameters:
+    """Return a section with its base, its rotated share and its original length.
+
+    Each is that of the first place which has it: the section, the file, the model type. A base of
+    null alone is refused, since models of transformers with it cannot be built.
+    """
+    own = scaling.without_nulls(part)
+    defaults = facts.defaults if label is None else facts.filled.get(label, {})
+    key = facts.theta.get(label)
+    # Own sections of a class have their bases.
+    if not facts.theta and (any(map(text.get, keys.SECTIONS)) or not facts.rope_parameters):
+        key = "rope_theta"
+    theta = _first(own.get("rope_theta"), _value(text, key))
+    if theta is None and "rope_theta" in part:
+        remedy = "transformers 5 loses it where `config.rope_scaling` is assigned: take the model's"
+        raise ArgumentError("rope_theta", None, "be a number, the base of the model", remedy)
+    added = {"rope_theta": _first(theta, defaults.get("rope_theta"), scaling.DEFAULT_THETA)}
+    if label is None:
+        added[_ORIGINAL] = _first(text.get(_ORIGINAL), own.get(_ORIGINAL))
+    key = facts.partial.get(label, None if label is None else SHARE)
+    if SHARE not in own and key is not None and key.endswith("_dim"):
+        added["rotary_dim"] = _first(text.get(key), facts.defaults.get(key))
+        key = SHARE
+    if SHARE not in own and added.get("rotary_dim") is None:
+        added[SHARE] = _first(_value(text, key), defaults.get(SHARE))
+    return scaling.without_nulls({**own, **added})
+
+
+def _value(text: Config, key: str | None) -> Any:
+    """Return the value of a key, None for a missing one, or without a key."""
+    return None if key is None else text.get(key)
+
+
+def _first(*values: Any) -> Any:
+    """Return the first value that is not None; None if there is none."""
+    return next((value for value in values if value is not None), None)
+
+
+def _values_by_type(values: Config, facts: ModelFacts) -> dict[str | None, Config]:
+    """Return the values in which layers of a type differ: widths and numbers of heads.
+
+    They are those of other keys, or of `per_layer_config` (Gemma 4, in transformers 5).
+    """
+    found: dict[str | None, Config] = {
+        layer_type: scaling.without_nulls(
+            {name: value_at(values, key) for name, key in own_keys.items()}
+        )
+        for layer_type, own_keys in facts.by_layer_type.items()
+    }
+    by_index = values.get("per_layer_config") or {}
+    first = {kind: index for index, kind in reversed([*enumerate(values.get("layer_types") or ())])}
+    for layer_type, index in first.items() if by_index else ():
+        entry = by_index.get(str(index), by_index.get(index)) or {}
+        if not isinstance(entry, Mapping):
+            raise ArgumentTypeError("per_layer_config", entry, "hold an object for each layer")
+        found[layer_type] = {**found.get(layer_type, {}), **entry}
+    return found
 
 
 def _has_theta(named: Config) -> bool:
@@ -230,7 +371,7 @@ def _refuse_unrotated(text: Config, values: Config, facts: ModelFacts) -> None:
     """Raise for models without a rotation, or with one that we cannot express."""
     name = text.get("model_type")
     # A type that is usually not rotated may have a key that asks for a rotation.
-    asks = any(model_types.value_at(text, key) == value for key, value in keys.KEYS["asks"].items())
+    asks = any(value_at(text, key) == value for key, value in keys.KEYS["asks"].items())
     if name in model_types.UNROTATED and not asks:
         raise ValueError(f"`model_type` is {shown(name)}: {model_types.UNROTATED[name]}")
     own = {**text, **keys.own_section(text)[1]}

@@ -276,37 +276,7 @@ def test_parameters_of_unrotated_layers_alone_are_refused() -> None:
         read(FOUR_HEADS, given)
 
 
-# Keys from which layer types follow, the letter of each layer's type, and the types of letters.
-LETTERS = {"S": "sliding_attention", "F": "full_attention"}
 LINEAR_TYPES = {"L": "linear_attention", "F": "full_attention"}
-DERIVED: list[tuple[dict[str, Any], str, dict[str, str]]] = [
-    (of("qwen3_next", full_attention_interval=2), "LFLFLF", LINEAR_TYPES),
-    (of("lfm2", full_attn_idxs=[1, 4]), "CFCCFC", LETTERS | {"C": "conv"}),
-    (of("bamba", attn_layer_indices=[1, 4]), "LFLLFL", LINEAR_TYPES),
-    (of("afmoe", global_attn_every_n_layers=3), "SSFSSF", LETTERS),
-    (of("mimo_v2_flash", hybrid_layer_pattern=[0, 1, 1, 0, 1, 0]), "FSSFSF", LETTERS),
-    (
-        of("deepseek_v4", compress_ratios=[0, 4, 128, 0, 4, 0]),
-        *("MCCMCM", {"M": "main", "C": "compress"}),
-    ),
-    (of("gemma2"), "SFSF", LETTERS),
-    (of("gemma3_text"), "SSSSSF", LETTERS),
-    (of("gemma3_text", sliding_window_pattern=3), "SSFSSF", LETTERS),
-    (of("cohere2"), "SSSF", LETTERS),
-    (of("gemma4_text"), "SSSF", LETTERS),  # whatever their number, the last one
-    (of("modernbert"), "FSSFSS", LETTERS),
-    (of("qwen3", use_sliding_window=True, max_window_layers=2), "FFSS", LETTERS),
-    (of("qwen3", max_window_layers=2), "FFFF", LETTERS),
-    (of("qwen3"), "FFFF", LETTERS),
-    (of("gemma2", layer_types=["full_attention"] * 2), "FF", LETTERS),
-    (of("llama"), "", LETTERS),
-]
-
-
-@pytest.mark.parametrize(("keys", "kinds", "names"), DERIVED, ids=lambda value: str(value)[:40])
-def test_layer_types_of_a_file_without_them(keys, kinds, names) -> None:
-    model = reader.read({**keys, "num_hidden_layers": len(kinds)})
-    assert [layer.layer_type for layer in model.layers] == [names[kind] for kind in kinds]
 
 
 def test_a_layer_type_of_the_models_code_needs_no_number_of_layers() -> None:

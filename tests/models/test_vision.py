@@ -1,8 +1,10 @@
-"""Vision configs: the pairs of each axis, written out, and refusals."""
+"""Vision configs: the model type of a vision part, its keys, and refusals.
+
+`tests/peers/test_whole_towers.py` compares the rotations with those of the towers.
+"""
 
 from __future__ import annotations
 
-import math
 import re
 
 import numpy as np
@@ -14,40 +16,8 @@ from rope_cpu.models import reader, vision
 ERNIE = {"model_type": "ernie4_5_vl_moe_text", "head_dim": 128}
 
 
-def pairs_of(config):
-    """Return {pair: (axis, frequency)} of a tower, each pair on exactly one axis."""
-    matrix = reader.read(config).spec().inv_freq[0, :, 0]
-    assert (np.count_nonzero(matrix, axis=0) == 1).all()
-    return [(int(np.argmax(column != 0)), float(column.sum())) for column in matrix.T]
-
-
 def tower(model_type, **values):
     return {"model_type": model_type, "hidden_size": 64, "num_attention_heads": 4, **values}
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        # head_dim 16, 8 pairs; base 256 makes base^(-2i/8) = 2^-2i and base^(-2i/16) = 2^-i/2.
-        (tower("qwen2_5_vl_vision"), [(0, 1), (0, 1 / 4), (0, 1 / 16), (0, 1 / 64)]),
-        (tower("step3p5_vision"), [(1, 1), (1, 1 / 4), (1, 1 / 16), (1, 1 / 64)]),
-        (tower("sam3_vit_model"), [(1, 1), (1, 1 / 4), (1, 1 / 16), (1, 1 / 64)]),
-        (tower("muse_spark_vision"), [(1, 1), (1, 1 / 4), (1, 1 / 16), (1, 1 / 64)]),
-        (tower("kimi_k25_vision"), [(1, 1), (0, 1), (1, 1 / 4), (0, 1 / 4)]),
-        (tower("moonvit"), [(1, 1), (0, 1), (1, 1 / 4), (0, 1 / 4)]),
-        (tower("pixtral"), [(0, 1), (0, 1 / 4), (0, 1 / 16), (0, 1 / 64)]),
-        (
-            tower("dinov3_vit"),
-            [(0, 2 * math.pi), (0, math.pi / 2), (0, math.pi / 8), (0, math.pi / 32)],
-        ),
-    ],
-)
-def test_who_owns_the_first_pairs(config, expected):
-    found = pairs_of({**config, "rope_theta": 256.0})[:4]
-    assert [axis for axis, _ in found] == [axis for axis, _ in expected]
-    assert [frequency for _, frequency in found] == pytest.approx(
-        [frequency for _, frequency in expected], rel=1e-14
-    )
 
 
 def test_moonvit_is_the_tower_of_kimi_with_pairs_as_published():
@@ -58,22 +28,6 @@ def test_moonvit_is_the_tower_of_kimi_with_pairs_as_published():
     np.testing.assert_array_equal(own.inv_freq, other.inv_freq)
     whole = {"model_type": "kimi_vl", "vision_config": {"model_type": "moonvit"}}
     assert vision.tower(whole)["model_type"] == "moonvit"
-
-
-def test_pixtral_alternates_over_the_whole_head():
-    found = pairs_of(tower("pixtral", rope_theta=256.0))
-    assert found == [
-        (axis, pytest.approx(256 ** (-(2 * i + axis) / 8), rel=1e-14))
-        for axis in range(2)
-        for i in range(4)
-    ]
-
-
-def test_gemma4_rotates_each_half_in_itself():
-    spec = reader.read(tower("gemma4_vision", head_dim=16)).spec()
-    assert spec.blocks == (8, 8)
-    rotated = [100 ** (-2 * i / 8) for i in range(4)]
-    assert spec.inv_freq[0, 0, 0].tolist() == pytest.approx([0, 0, 0, 0, *rotated], rel=1e-14)
 
 
 def test_minimax_leaves_what_three_axes_cannot_share():
@@ -231,13 +185,7 @@ def test_the_old_key_of_the_base_of_a_memory_attention():
     "config",
     [
         {"model_type": "vit", "hidden_size": 768, "num_attention_heads": 12},
-        {"model_type": "siglip", "patch_size": 16},
         {"model_type": "llava", "hidden_size": 1024, "image_size": 336},
-        {"model_type": "dinov2", "hidden_size": 384, "patch_size": 14},
-        {"model_type": "convnext", "depths": [3, 3, 9, 3]},
-        {"model_type": "swin", "embed_dim": 96},
-        {"model_type": "qwen2_audio_encoder", "d_model": 1280},
-        {"model_type": "wav2vec2", "hidden_size": 768},
         {"model_type": "depth_anything", "backbone_config": {"model_type": "dinov2"}},
         vision.tower({"model_type": "gemma3", "vision_config": {"hidden_size": 1152}}),
         vision.tower({"model_type": "llava", "vision_config": {"model_type": "clip"}}),

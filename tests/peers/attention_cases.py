@@ -72,32 +72,6 @@ CASES = {
 }
 
 
-BETA = {
-    "rope_type": "yarn",
-    "rope_theta": 1e4,
-    "factor": 4.0,
-    "original_max_position_embeddings": 5,
-    "llama_4_scaling_beta": 0.5,
-}
-UNROTATED = {"no_rope_layers": [1, 0]}
-LLAMA4 = UNROTATED | {"floor_scale": 4, "attn_scale": 0.5, "num_local_experts": 2}
-
-GEMMA3N = {"num_kv_shared_layers": 0}
-GEMMA4 = GEMMA3N | {"global_head_dim": 2 * WIDTH}
-
-# Layers that the operators of a graph do not express.
-NUMPY_CASES = {
-    "SmolLM 3, unrotated": Case("smollm3", UNROTATED, 1),
-    "Cohere 2, unrotated": Case("cohere2", {"layer_types": [SLIDING, FULL], "hidden_size": 192}, 1),
-    "Llama 4, unrotated": Case("llama4_text", LLAMA4, 1),
-    "Gemma 3n": Case("gemma3n_text", MIXED | GEMMA3N),
-    "Gemma 4, sliding": Case("gemma4_text", MIXED | GEMMA4),
-    "Gemma 4, full": Case("gemma4_text", MIXED | GEMMA4, 1),
-    "Ministral 3": Case("ministral3", {"rope_parameters": BETA}),
-}
-ALL_CASES = CASES | NUMPY_CASES
-
-
 def config_keys(case: Case) -> dict[str, Any]:
     keys = SMALL | case.keys
     if case.model_type == "gptj":
@@ -108,20 +82,20 @@ def config_keys(case: Case) -> dict[str, Any]:
 
 
 @cache
-def small_model(name: str, tokens: int = TOKENS) -> tuple[Any, dict[str, Any]]:
+def small_model(name: str) -> tuple[Any, dict[str, Any]]:
     """Run a small model of transformers and return it, with the calls of its modules."""
-    case = ALL_CASES[name]
-    return random_model(case.model_type, config_keys(case), tokens)
+    case = CASES[name]
+    return random_model(case.model_type, config_keys(case), TOKENS)
 
 
 @cache
-def expected(name: str, tokens: int = TOKENS) -> Module:
+def expected(name: str) -> Module:
     """Return the attention of the layer of a case."""
-    case = ALL_CASES[name]
-    return attention_module(*small_model(name, tokens), case.model_type, case.layer)
+    case = CASES[name]
+    return attention_module(*small_model(name), case.model_type, case.layer)
 
 
-def rotary(config: dict[str, Any], layer: int, tokens: int = TOKENS) -> RotaryEmbedding:
+def rotary(config: dict[str, Any], layer: int) -> RotaryEmbedding:
     """The rotation of a layer, with the float32 angles of transformers."""
     rope = RotaryEmbedding.from_config(config, layer=layer, angle_dtype="float32")
-    return rope.at_length(tokens) if rope.spec.needs_length else rope
+    return rope.at_length(TOKENS) if rope.spec.needs_length else rope
