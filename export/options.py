@@ -188,11 +188,13 @@ class AttentionOptions:
         return str(self.dtype if self.cache_dtype is None else self.cache_dtype)
 
     @property
-    def projections(self) -> tuple[str, ...]:
-        """The names of the projections."""
-        inputs = () if self.hidden is None else ("q", "k", "v")
-        outputs = () if self.output is None else ("o",)
-        return (*inputs, *outputs)
+    def weights(self) -> tuple[str, ...]:
+        """The names of weights that are initializers: of projections, norms and sinks."""
+        inputs = () if self.hidden is None else ("q_weight", "k_weight", "v_weight")
+        outputs = () if self.output is None else ("o_weight",)
+        norms = ("q_norm", "k_norm") if self.qk_norm == "initializer" else ()
+        sinks = ("sinks",) if self.sinks == "initializer" else ()
+        return (*inputs, *outputs, *norms, *sinks)
 
     def array_inputs(self, head_dim: int) -> dict[str, tuple[int, ...]]:
         """Return {name: shape} of scales, norms' weights and sinks that are inputs."""

@@ -104,25 +104,16 @@ class Validation:
         if case.must_fail:
             return replace(outcome, problem="ran, but these ids must be refused")
         for expected in self.expected(inputs, results):
-            problem = self._shape_problem(expected, results.get(expected.name))
-            if problem is not None:
-                return replace(outcome, problem=problem)
-            difference = expected.exact.error(results[expected.name])
-            largest, ratio = compare(difference, expected.bound)
+            result = results[expected.name]
+            shape = expected.exact.high.shape
+            if result.shape != shape or result.dtype != self.dtype:
+                found = f"{expected.name} is {result.dtype} {result.shape}"
+                return replace(outcome, problem=f"{found}; it must be {self.dtype} {shape}")
+            largest, ratio = compare(expected.exact.error(result), expected.bound)
             outcome = replace(
                 outcome, error=max(outcome.error, largest), ratio=max(outcome.ratio, ratio)
             )
         return outcome
-
-    def _shape_problem(self, expected: Expected, result: Array | None) -> str | None:
-        """Return why a result cannot be compared, None if it can."""
-        name = expected.name
-        if result is None:
-            return f"there is no output {name}"
-        shape = expected.exact.high.shape
-        if result.shape != shape or result.dtype != self.dtype:
-            return f"{name} is {result.dtype} {result.shape}; it must be {self.dtype} {shape}"
-        return None
 
 
 class RopeValidation(Validation):

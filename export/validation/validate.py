@@ -113,10 +113,10 @@ def _validation(
         name.removeprefix(options.name_prefix): array
         for name, array in read_weights(model, folder).items()
     }
-    for name in options.projections:
-        if f"{name}_weight" not in arrays:
-            finding = Finding(f"has no initializer '{options.name_prefix}{name}_weight'")
-            rule = "have one, as its metadata hold options for that projection"
+    for name in options.weights:
+        if name not in arrays:
+            finding = Finding(f"has no initializer '{options.name_prefix}{name}'")
+            rule = "have one, as its metadata hold options for it"
             raise ArgumentError("model", finding, rule)
     return AttentionValidation(session, rope, options, arrays)
 

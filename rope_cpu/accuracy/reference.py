@@ -75,19 +75,18 @@ def rotation(
     x_float64 = x.astype(np.float64)
     exact = Exact(x_float64.copy(), np.zeros_like(x_float64))
     bound = np.zeros_like(x_float64)
-    frequency_heads = cos.high.shape[2]
-    shared = x.shape[2] // frequency_heads
-    for group in range(frequency_heads):
-        head = slice(group * shared, (group + 1) * shared)
-        head_cos = cos[:, :, group : group + 1]
-        head_sin = sin[:, :, group : group + 1]
-        x_a = x_float64[:, :, head, first]
-        x_b = x_float64[:, :, head, second]
-        y_a = _add(_multiply_float64(x_a, head_cos), _multiply_float64(-x_b, head_sin))
-        y_b = _add(_multiply_float64(x_a, head_sin), _multiply_float64(x_b, head_cos))
-        for elements, y in ((first, y_a), (second, y_b)):
-            exact[:, :, head, elements] = y
-            bound[:, :, head, elements] = rotation_bound(y.high, x_a, x_b, factor, dtype or x.dtype)
+    shared = x.shape[2] // cos.high.shape[2]
+    cos, sin = (
+        Exact(*(np.repeat(part, shared, axis=2) for part in (value.high, value.low)))
+        for value in (cos, sin)
+    )
+    x_a = x_float64[..., first]
+    x_b = x_float64[..., second]
+    y_a = _add(_multiply_float64(x_a, cos), _multiply_float64(-x_b, sin))
+    y_b = _add(_multiply_float64(x_a, sin), _multiply_float64(x_b, cos))
+    for elements, y in ((first, y_a), (second, y_b)):
+        exact[..., elements] = y
+        bound[..., elements] = rotation_bound(y.high, x_a, x_b, factor, dtype or x.dtype)
     return exact, bound
 
 

@@ -16,7 +16,7 @@ from attention_runs import (
 )
 from conftest import DTYPES
 from fewer_cases import pairwise
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from rope_cpu import RotaryEmbedding, export
@@ -256,8 +256,10 @@ def test_export_attention_with_projections_norms_and_biases(target, kind, rng):
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_validate_allows_for_roundings_of_large_scores(target, kind, rng):
     options = {**HEADS, "target": target, "dtype": DTYPES[kind], "max_positions": 32}
-    model = export.export_attention(ROPE, **options, scale=20.0)
-    assert export.validate(model, ROPE).passed
+    for sinks in (None, np.ones(4)):  # beside which some weights are below the normal numbers
+        model = export.export_attention(ROPE, **options, scale=20.0, sinks=sinks)
+        report = export.validate(model, ROPE)
+        assert report.passed, str(report)
     weights = {
         name: rng.standard_normal((width, 256))
         for name, width in {"q": 128, "k": 64, "v": 64}.items()
@@ -284,10 +286,50 @@ def test_inputs_of_half_precision_are_cast_once(kind):
     assert len(casts) == len(set(casts))
 
 
-def test_validate_finds_a_wrong_attention(target):
-    model = export.export_attention(ROPE, num_heads=4, target=target, max_positions=32)
-    assert export.validate(model, ROPE).passed
-    report = export.validate(model, RotaryEmbedding(32, rope_theta=501.0))
+NORMS = {"qk_norm": (np.linspace(0.5, 1.5, 32), np.linspace(1.5, 0.5, 32))}
+# What graphs have, and what their metadata say.
+WRONG = {
+    "scale": ({"scale": 0.18}, {"scale": 32**-0.5}),
+    "window": ({"window": 4}, {"window": 5}),
+    "softcap": ({}, {"softcap": 50.0}),
+    "no sinks": ({}, {"sinks": np.array([-1.0, 0.5, 2.0, 3.0])}),
+    "no norms": ({}, NORMS),
+    "epsilon": ({"norm_epsilon": 1e-5} | NORMS, NORMS),
+    "offset": ({"qk_norm": "input"}, {"qk_norm": "input", "norm_offset": 1.0}),
+    "theta": ({"rope": RotaryEmbedding(32, rope_theta=501.0)}, {}),
+    "pairing": ({"rope": RotaryEmbedding(32, rope_theta=500.0, interleaved=True)}, {}),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_validate_finds_a_wrong_attention(target, name):
+    options = HEADS | {"rope": ROPE, "target": target, "max_positions": 32}
+    model, right = (export.export_attention(**options | given) for given in WRONG[name])
+    assert export.validate(right, ROPE).passed
+    del model.metadata_props[:]
+    model.metadata_props.extend(right.metadata_props)
+    if name in ("no sinks", "no norms"):
+        with pytest.raises(ValueError, match="`model` has no initializer"):
+            export.validate(model, ROPE)
+        return
+    report = export.validate(model, ROPE)
+    assert not report.outcomes[0].problem
+    assert not report.passed
+
+
+@pytest.mark.parametrize("past", [True, False])
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_validate_finds_inputs_rounded_to_float16(target, name, past):
+    model = export.export_attention(ROPE, **HEADS, target=target, past=past, max_positions=32)
+    for node in model.graph.node:
+        node.input[:] = ["rounded" if value == name else value for value in node.input]
+    half = helper.make_node("Cast", [name], ["half"], to=TensorProto.FLOAT16)
+    single = helper.make_node("Cast", ["half"], ["rounded"], to=TensorProto.FLOAT)
+    body = [half, single, *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(body)
+    report = export.validate(model, ROPE)
+    assert not report.outcomes[0].problem
     assert not report.passed
 
 
