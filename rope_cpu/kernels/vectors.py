@@ -464,34 +464,37 @@ def _load_int4(builder: Any, start: Any, index: Any, count: int) -> Any:
     return builder.shuffle_vector(stored, high, ir.Constant(ir.VectorType(_I32, count), lanes))
 
 
-_TABLE_LANES = 16  # of AVX-512's table
+_TABLE_LANES = 16  # of AVX-512's lookup
 
 
 def _scaled_int4(builder: Any, halves: Any, scale: Any) -> Any:
     """Return the numbers of elements of 4 bits times a scale: exactly, in at most 15 bits."""
     count = halves.type.count
+    low_bits = builder.and_(halves, ir.Constant(halves.type, [15] * count))
     if count % _TABLE_LANES == 0 and has_feature("avx512f"):
-        # The products of all 16 numbers are a table, that the lowest 4 bits of a lane are looked up
-        # in by one instruction.
+        # The products of all 16 numbers are a table, in which lanes are looked up.
+        numbers = [float(n) for n in range(-8, 8)]
         floats = ir.VectorType(ir.FloatType(), _TABLE_LANES)
-        numbers = ir.Constant(floats, [float(n) for n in range(-8, 8)])
-        table = builder.fmul(numbers, _splat(builder, scale, _TABLE_LANES))
-        indices = ir.VectorType(_I32, _TABLE_LANES)
-        function = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(floats, [floats, indices]), _LOOK_UP
-        )
+        scales = _splat(builder, scale, _TABLE_LANES)
+        table = builder.fmul(ir.Constant(floats, numbers), scales)
         parts = [
-            builder.call(function, [table, _part(builder, halves, first, _TABLE_LANES)])
+            _looked_up(builder, table, _part(builder, low_bits, first, _TABLE_LANES))
             for first in range(0, count, _TABLE_LANES)
         ]
         return _in_a_row(builder, parts)
-    low_bits = builder.and_(halves, ir.Constant(halves.type, [15] * count))
     number = builder.sub(low_bits, ir.Constant(halves.type, [8] * count))
     floats = ir.VectorType(ir.FloatType(), count)
     return builder.fmul(builder.sitofp(number, floats), _splat(builder, scale, count))
 
 
-_LOOK_UP = "llvm.x86.avx512.permvar.sf.512"
+def _looked_up(builder: Any, table: Any, indices: Any) -> Any:
+    """Return the lanes of a table at indices. For AVX-512, LLVM makes one instruction of this."""
+    result = ir.Constant(table.type, ir.Undefined)
+    for lane in range(table.type.count):
+        index = builder.extract_element(indices, _I32(lane))
+        element = builder.extract_element(table, index)
+        result = builder.insert_element(result, element, _I32(lane))
+    return result
 
 
 def _part(builder: Any, v: Any, first: int, count: int) -> Any:
