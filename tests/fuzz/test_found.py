@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from refusals import read_only
 
-from rope_cpu import RotaryEmbedding, apply_rotary, convert_weight, export
+from rope_cpu import RotaryEmbedding, apply_rotary, export
 
 
 @pytest.mark.parametrize("suffix", ["json", "textproto", "onnxtxt", "onnx", ""])
@@ -64,12 +64,3 @@ def test_the_other_byte_order_is_refused_after_arrays_with_the_same_flags(name):
         with pytest.raises(TypeError, match=r"has dtype [<>]f"):
             call()
     assert not out.any()
-
-
-@pytest.mark.parametrize("ragged", [[[0], []], ([1, 2], [3])])
-def test_a_ragged_weight_is_named(ragged):
-    """NumPy's own text, "setting an array element with a sequence", named no argument."""
-    with pytest.raises(
-        ValueError, match=r"`w` is a .* of unequal rows; it must be a regular array"
-    ):
-        convert_weight(ragged, 1, to="half")

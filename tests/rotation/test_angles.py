@@ -340,34 +340,9 @@ def test_positions_may_lie_where_tables_are_written(rng):
     assert np.array_equal(memory, expected)
 
 
-@pytest.mark.parametrize("dtype", [np.int64, np.float64, np.int32])
-def test_positions_may_lie_in_any_order(dtype):
-    rope = ROPES["axes"]
-    grid = np.indices((3, 4)).reshape(2, -1).T.astype(dtype, order="K")
-    assert not grid.flags.c_contiguous
-    for ids in (
-        grid,
-        np.asfortranarray(grid),
-        np.moveaxis(np.indices((3, 4), dtype), 0, -1),
-        grid[::-1],
-    ):
-        for table, expected in zip(rope.cos_sin(ids), rope.cos_sin(ids.tolist()), strict=True):
-            assert np.array_equal(table, expected)
-
-
 def test_revolutions_may_underflow():
     with np.errstate(all="raise"):
         assert RotaryEmbedding.from_inv_freq([5e-324, 1.0]).cos_sin([1])[1][0, 0] == 0
-
-
-@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 33])
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -(2.0**54)])
-def test_an_invalid_position_is_found_wherever_it_stands(count, bad):
-    for place in range(count):
-        ids = np.zeros(count)
-        ids[place] = bad
-        with pytest.raises(ValueError, match="`position_ids` holds"):
-            ROPES["pairs"].cos_sin(ids)
 
 
 def test_nothing_is_written_for_an_invalid_position():
