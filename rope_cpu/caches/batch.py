@@ -176,7 +176,9 @@ def _pages(page_table: ArrayLike, lengths: Int64, page_size: int) -> Int64:
     Raise unless it has the pages of every sequence.
     """
     if isinstance(page_table, list | tuple):
-        page_table = _filled_up(page_table)
+        # NumPy converts lists of one length in half the time.
+        is_regular = {*map(type, page_table)} == {list} and len({*map(len, page_table)}) == 1
+        page_table = page_table if is_regular else _filled_up(page_table)
     given = scalars.regular_array("page_table", page_table)
     if given.size == 0 and not len(lengths):
         return np.empty((0, 1), np.int64)
