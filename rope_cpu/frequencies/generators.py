@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rope_cpu.arguments.errors import ArgumentError, Finding
-from rope_cpu.arguments.scalars import real_array, real_number
+from rope_cpu.arguments.scalars import finite_array, real_array, real_number
 from rope_cpu.array_types import Float64
 from rope_cpu.frequencies.rope_types import LARGEST_FREQUENCY
 from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq
@@ -56,8 +56,7 @@ def _matrices(array: NDArray[Any]) -> Float64:
         raise ArgumentError("generators", Finding.shape_of(array), rule)
     for axis, matrix in enumerate(matrices):
         name = f"generators[{axis}]"
-        if not np.isfinite(matrix).all():
-            raise ArgumentError(name, Finding.holds(matrix[~np.isfinite(matrix)][0]), "be finite")
+        finite_array(name, matrix)
         # No entry is larger than the fastest frequency.
         if np.abs(matrix).max() > LARGEST_FREQUENCY:
             reached = Finding(f"reaches {np.abs(matrix).max()}")
