@@ -36,9 +36,6 @@ _WIDTH = 80
 # The attributes of a rotary embedding that JSON has.
 _ATTRIBUTES = ("rope_type", "head_dim", "rotary_dim", "interleaved", "attention_factor")
 
-# Numbers of at least this size are written with an exponent.
-_LARGE = 1e6
-
 # Stands for the axis of pairs without rotation, if there are several axes.
 _NO_AXIS = groups.Axis("none", "")
 
@@ -381,16 +378,5 @@ def _pairs_text(pairs: Sequence[int]) -> str:
 
 
 def _range(values: Sequence[float]) -> str:
-    """Return "6.28 to 1610", or one number for values that are equal in three digits."""
-    least = _number(min(values))
-    most = _number(max(values))
-    return least if least == most else f"{least} to {most}"
-
-
-def _number(value: float) -> str:
-    """Return a number in three digits: 6.28, 1610, 2.05e7."""
-    rounded = float(f"{value:.3g}")
-    if 1000 <= rounded < _LARGE:
-        return f"{rounded:.0f}"
-    mantissa, _, exponent = f"{value:.3g}".partition("e")
-    return f"{mantissa}e{int(exponent)}" if exponent else mantissa
+    """Return "6.283 to 1610", or one number for values that are equal in four digits."""
+    return " to ".join(dict.fromkeys(f"{end:.4g}" for end in (min(values), max(values))))

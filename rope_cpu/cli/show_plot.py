@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rope_cpu.arguments.texts import cut
-from rope_cpu.array_types import Float64, Int64
 from rope_cpu.cli.groups import Axis, Group
 
 # Inches.
@@ -18,42 +17,35 @@ _WIDTH = 8
 _PANEL_HEIGHT = 3.5
 
 
-class _Curve(NamedTuple):
-    axis: Axis
-    label: str
-    pairs: Int64
-    frequencies: Float64
-    style: str
-
-
 @rc_context({"text.parse_math": False})  # a dollar sign in a name begins no formula
 def draw(rotated: Sequence[Group]) -> Figure:
     """Return the figure: a panel for each axis, with the curves of groups of layers."""
-    curves = [curve for group in rotated for curve in _curves(group)]
-    axes = list(dict.fromkeys(curve.axis for curve in curves))
+    axes = list(dict.fromkeys(axis for group in rotated for axis in _rotating_axes(group).values()))
     figure = Figure(figsize=(_WIDTH, _PANEL_HEIGHT * len(axes)), layout="constrained")
-    panels = figure.subplots(len(axes), squeeze=False, sharey=True)[:, 0]
     figure.suptitle(cut(rotated[0].model))
+    panels = figure.subplots(len(axes), squeeze=False, sharey=True)[:, 0]
+    for group in rotated:
+        for number, axis in _rotating_axes(group).items():
+            _draw_axis(panels[axes.index(axis)], group, number)
     for panel, axis in zip(panels, axes, strict=True):
-        for curve in curves:
-            if curve.axis == axis:
-                waves = 2 * np.pi / curve.frequencies
-                panel.plot(curve.pairs, waves, curve.style, label=curve.label)
         panel.set_yscale("log")
         panel.set(xlabel="pair", ylabel=f"wavelength in {axis.unit}", title=axis.name)
         panel.legend()
     return figure
 
 
-def _curves(group: Group) -> Iterator[_Curve]:
-    """Yield the curves of a group: at each length, and before scaling where that changes any."""
+def _rotating_axes(group: Group) -> dict[int, Axis]:
+    """Return the axes that rotate pairs, by number."""
+    axis_of_pair = next(iter(group.pairs.values())).axis
+    return {number: axis for number, axis in enumerate(group.axes) if number in axis_of_pair}
+
+
+def _draw_axis(panel: Axes, group: Group, number: int) -> None:
+    """Draw the wavelengths of an axis at each length, and before scaling where that changes any."""
     for length, found in group.pairs.items():
-        for number, axis in enumerate(group.axes):
-            pairs = np.flatnonzero(found.axis == number)
-            if pairs.size == 0:
-                continue
-            label = f"{cut(group.name)} {length}".strip()
-            yield _Curve(axis, label, pairs, found.frequencies[pairs], ".-")
-            if found.changed[pairs].any():
-                before = f"{label} before scaling"
-                yield _Curve(axis, before, pairs, found.before[pairs], "--")
+        pairs = np.flatnonzero(found.axis == number)
+        label = f"{cut(group.name)} {length}".strip()
+        panel.plot(pairs, 2 * np.pi / found.frequencies[pairs], ".-", label=label)
+        if found.changed[pairs].any():
+            before = f"{label} before scaling"
+            panel.plot(pairs, 2 * np.pi / found.before[pairs], "--", label=before)

@@ -46,16 +46,16 @@ def test_the_screen_of_llama3(shown):
     # above 8192 all is, i > 34.9…
     assert lines[-4:] == [
         "pairs wavelengths in tokens scale",
-        "0-28 6.28 to 1960 unscaled",
-        "29-34 2900 to 35200 1.21 to 5.26 times as long",
-        "35-63 65700 to 2.05e7 8 times as long",
+        "0-28 6.283 to 1956 unscaled",
+        "29-34 2900 to 3.52e+04 1.207 to 5.257 times as long",
+        "35-63 6.575e+04 to 2.047e+07 8 times as long",
     ]
 
 
 def test_both_sides_of_longrope(shown):
     lines = shown(PHI3)
-    short = lines.index("0-15 6.28 to 35300 unscaled")
-    long = lines.index("0-15 12.6 to 70700 2 times as long")
+    short = lines.index("0-15 6.283 to 3.533e+04 unscaled")
+    long = lines.index("0-15 12.57 to 7.067e+04 2 times as long")
     assert lines.index("at 64 tokens") < short < lines.index("at 4096 tokens") < long
     assert lines.count("attention factor 1.41421") == 2
 
@@ -116,7 +116,7 @@ RMS = "before the rotation: RMS norm of each head,"
         (DEEPSEEK, ["attention factor 1 = m(mscale) / m(m", "factor of scores 1.8738"]),
         (with_yarn(mscale_all_dim=0.5), ["attention factor 1.15572 =", "factor of scores 1.4029"]),
         (DEEPSEEK, ["widths 64 of the 192 elements", "cache compressed keys and values (latent"]),
-        (DEEPSEEK, ["0-10 6.28 to 112 unscaled", "23-31 188000 to 1.88e6 40 times as long"]),
+        (DEEPSEEK, ["0-10 6.283 to 111.7 unscaled", "23-31 1.885e+05 to 1.885e+06 40 times as long"]),
         ({"model_type": "gemma4_text"}, ["64-255 not rotated"]),
         ({"model_type": "beam"}, ["beam, full_attention: not rotated"]),
         ({"model_type": "nanochat"}, ["direction backwards: the angle"]),
@@ -136,15 +136,15 @@ RMS = "before the rotation: RMS norm of each head,"
         ({"model_type": "deepseek_v4"}, ["cache one vector is key and value, and the"]),
         (
             {**SIZES, "model_type": "qwen2_vl_text"},
-            ["axes 3, which rotate 16, 24, 24 pairs", "height 16-39 199 to 28500 positions unsc"],
+            ["axes 3, which rotate 16, 24, 24 pairs", "height 16-39 198.7 to 2.847e+04 positions unsc"],
         ),
         (
             {**SIZES, "model_type": "gemma4_vision", "head_dim": 64},
-            ["axes 2", "row 16-31 6.28 to 471 patches unscaled"],
+            ["axes 2", "row 16-31 6.283 to 471.2 patches unscaled"],
         ),
         (
             {"model_type": "sam3_vit_model"},
-            ["positions in a window from 0; in layers of global", "column 0-15 6.28"],
+            ["positions in a window from 0; in layers of global", "column 0-15 6.283"],
         ),
         ({"model_type": "hy_v4"}, ["indexer (i, i+32), half-split, the last 64 of the 128"]),
         (LTX, ["heads 32 with own frequencies; below: the first", "none 0"]),
@@ -296,19 +296,19 @@ def test_bands_of_pairs_scaled_alike():
     unscaled = 2 * np.pi / np.array([10, 100, 1000, 2.5e4, 2e6, 4e6])
     assert bands(unscaled / [1, 1, 1.5, 3, 4, 4], unscaled) == [
         "0-1 10 to 100 unscaled",
-        "2-3 1500 to 75000 1.5 to 3 times as long",
-        "4-5 8e6 to 1.6e7 4 times as long",
+        "2-3 1500 to 7.5e+04 1.5 to 3 times as long",
+        "4-5 8e+06 to 1.6e+07 4 times as long",
     ]
-    assert bands([1, 0, 0], [1, 0.5, 0.2]) == ["0 6.28 unscaled", "1-2 not rotated"]
+    assert bands([1, 0, 0], [1, 0.5, 0.2]) == ["0 6.283 unscaled", "1-2 not rotated"]
 
 
 def test_a_single_pair_of_the_largest_growth_ends_the_ramp():
-    assert bands([1, 0.4, 0.1], [1, 0.8, 0.4])[1] == "1-2 15.7 to 62.8 2 to 4 times as long"
+    assert bands([1, 0.4, 0.1], [1, 0.8, 0.4])[1] == "1-2 15.71 to 62.83 2 to 4 times as long"
 
 
 def test_roundings_are_no_scaling():
     unscaled = np.array([1.0, 0.5])
-    assert bands(unscaled * (1 + 1e-12), unscaled) == ["0-1 6.28 to 12.6 unscaled"]
+    assert bands(unscaled * (1 + 1e-12), unscaled) == ["0-1 6.283 to 12.57 unscaled"]
     pairs = Pairs(np.array([0.5, 0.0]), np.array([0, -1]), np.array([1.0, 1.0]))
     assert pairs.changed.tolist() == [True, False]
 
