@@ -32,10 +32,6 @@ _OVERRUN = 3.0
 _SAMPLES_PER_ALLOCATION = 3
 
 
-def nothing() -> None:
-    """Do nothing before a sample."""
-
-
 @dataclass
 class Call:
     """A function with its arguments, ready to be timed.
@@ -50,7 +46,7 @@ class Call:
     function: Callable[..., Any]
     argument_sets: Sequence[tuple[Any, ...]]
     results: Callable[[Any], Any] | None = None
-    before_sample: Callable[[], object] = nothing
+    before_sample: Callable[[], object] = lambda: None
 
 
 @dataclass(frozen=True)

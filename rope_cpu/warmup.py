@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, get_args
 
 import numpy as np
@@ -182,7 +181,7 @@ def _names(
     argument: str,
     dtypes: Any,
     known: Mapping[np.dtype[Any], str],
-    others: Mapping[str, CacheKind] = MappingProxyType({}),
+    others: Collection[str] = (),
 ) -> list[str]:
     """Return the names of dtypes, and names themselves, without duplicates."""
     listed = dtypes if isinstance(dtypes, list | tuple | set | frozenset) else [dtypes]

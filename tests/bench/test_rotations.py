@@ -20,7 +20,6 @@ POSITIONS = {
     "tokens of one sequence": np.arange(7, 12),
     "a token of each of three sequences": np.array([[3], [40], [4000]]),
 }
-storages = pytest.mark.parametrize("packed", [True, False], ids=["packed", "apart"])
 
 
 def dtypes(name):
@@ -132,21 +131,6 @@ def test_the_error_is_right_for_blocks_partial_rotation_and_factors(rope, ids):
     assert workload.error((q, k)) <= 1
     q[0, 1, 0, 0] += 1e-12
     assert workload.error((q, k)) > 1
-
-
-@storages
-def test_onnxruntime_keeps_its_arrays_and_writes_to_no_others(packed, quick):
-    pytest.importorskip("onnxruntime")
-    workload = Workload(rope_of_16(), np.arange(64), packed=packed)
-    bound = {name: peer for name, peer in PEERS.items() if name.endswith("IO-bound")}
-    call = bound["ORT RotaryEmbedding-23 IO-bound"](workload)
-    sizes = 64 * 16 * np.array([32, 8])  # of results
-    others = [np.full(size, 7, np.float32) for size in sizes for _ in range(50)]
-    for arguments in call.argument_sets:
-        call.function(*arguments)
-    assert all((other == 7).all() for other in others)
-    case = measure(Case("case", "what", workload, {}, bound), replace(quick, most=20, least=20))
-    assert [row.name for row in case.timed("peer")] == list(bound)
 
 
 def test_a_wrong_implementation_is_named_and_not_timed(quick):

@@ -47,16 +47,6 @@ def test_calls_are_repeated_until_a_sample_is_long_enough(cost, loops):
     assert per_call == pytest.approx(cost)
 
 
-def test_rounds_take_one_sample_of_each():
-    machine = Machine()
-    costs = [1e-4, 3e-4, 5e-3]
-    contenders = [machine.timed(index, cost) for index, cost in enumerate(costs)]
-    samples = machine.interleave(contenders, 0.001, 9e9, least=7, most=7)
-    assert [len(taken) for taken in samples] == [7, 7, 7]
-    for taken, cost in zip(samples, costs, strict=True):
-        assert taken == pytest.approx([cost] * 7)
-
-
 def test_rounds_end_with_the_budget_or_the_most():
     # A round takes 11 ms: a pause of 2, eight calls to warm up, one that is timed. A budget may be
     # exceeded threefold.

@@ -207,12 +207,3 @@ def test_an_encoding_that_lacks_letters(words, run_program):
     out, err = run_program(QUICKLY.format(words=words), env={"PYTHONIOENCODING": "ascii"})
     assert not complaints(err)
     assert "?" in out
-
-
-def test_python_runs_the_package(run_program):
-    program = """
-    import runpy, sys
-    sys.argv[1:] = ["--version"]
-    runpy.run_module("rope_cpu", run_name="__main__")
-    """
-    assert run_program(program) == (f"rope-cpu {rope_cpu.__version__}\n", "")

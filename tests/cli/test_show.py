@@ -116,7 +116,10 @@ RMS = "before the rotation: RMS norm of each head,"
         (DEEPSEEK, ["attention factor 1 = m(mscale) / m(m", "factor of scores 1.8738"]),
         (with_yarn(mscale_all_dim=0.5), ["attention factor 1.15572 =", "factor of scores 1.4029"]),
         (DEEPSEEK, ["widths 64 of the 192 elements", "cache compressed keys and values (latent"]),
-        (DEEPSEEK, ["0-10 6.283 to 111.7 unscaled", "23-31 1.885e+05 to 1.885e+06 40 times as long"]),
+        (
+            DEEPSEEK,
+            ["0-10 6.283 to 111.7 unscaled", "23-31 1.885e+05 to 1.885e+06 40 times as long"],
+        ),
         ({"model_type": "gemma4_text"}, ["64-255 not rotated"]),
         ({"model_type": "beam"}, ["beam, full_attention: not rotated"]),
         ({"model_type": "nanochat"}, ["direction backwards: the angle"]),
@@ -130,13 +133,14 @@ RMS = "before the rotation: RMS norm of each head,"
         ),
         (OPENELM, [f"norms of q and k {RMS}", "eps 1e-06"]),
         ({"model_type": "gptj"}, ["heads of q, and of k and v 16, 16"]),
-        ({"model_type": "codegen"}, ["heads of q, and of k and v 16, 16"]),
-        ({"model_type": "gpt_neox"}, ["heads of q, and of k and v 64, 64"]),
         ({"model_type": "mistral"}, ["heads of q, and of k and v 32, 8"]),
         ({"model_type": "deepseek_v4"}, ["cache one vector is key and value, and the"]),
         (
             {**SIZES, "model_type": "qwen2_vl_text"},
-            ["axes 3, which rotate 16, 24, 24 pairs", "height 16-39 198.7 to 2.847e+04 positions unsc"],
+            [
+                "axes 3, which rotate 16, 24, 24 pairs",
+                "height 16-39 198.7 to 2.847e+04 positions unsc",
+            ],
         ),
         (
             {**SIZES, "model_type": "gemma4_vision", "head_dim": 64},
@@ -163,7 +167,6 @@ NO_BETA = (
     "no argument for queries scaled by their position, by 1 + llama_4_scaling_beta·ln(1 + ⌊pos"
 )
 NO_TUNING = "queries of layers without rotation, scaled by their position, by 1 + att"
-WEIRD = {"sliding_window": 7, "rope_parameters": {"odd": {"rope_theta": 1e4}}}
 CALLS = [
     ({"model_type": "llama"}, ["call attention(q, cache, batch)"], ["no argument"]),
     ({"model_type": "mistral"}, ["call attention(q, cache, batch, window=4096)"], []),
@@ -190,8 +193,6 @@ CALLS = [
         ["call, full_attention attention(q, cache, batch, softcap=50.0"],
         [],
     ),
-    ({"model_type": "gemma3n_text"}, ["call attention(q, cache, batch, scale=1.0)"], []),
-    ({"model_type": "gptj"}, ["call attention(q, cache, batch)"], ["no argument"]),
     ({"model_type": "ministral3"}, ["call attention(", NO_BETA], []),
     ({"model_type": "llama4_text"}, [NO_TUNING, "no argument for chunks of 8192 tokens"], []),
     ({"model_type": "llama4_text", "attn_temperature_tuning": False}, [], [NO_TUNING]),
@@ -204,7 +205,6 @@ CALLS = [
         ["call"],
     ),
     ({"model_type": "llama", "sliding_window": 7}, ["window 7 keys, in layers that are"], ["call"]),
-    ({"model_type": "llama", **WEIRD}, ["window 7 keys, in layers that are not known"], ["call"]),
 ]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import onnxruntime
+import oracle
 import pytest
 from fewer_cases import pairwise
 from safetensors_files import write_safetensors
@@ -115,10 +116,8 @@ class NumPyDecoder:
 
     def rotated(self, x, theta):
         """Rotate half-split pairs of (tokens, heads, head_dim) at positions 0, 1, …."""
-        angles = np.outer(np.arange(len(x)), theta ** (-np.arange(16) / 16))
-        cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
-        a, b = np.split(x, 2, axis=-1)
-        return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(self.dtype)
+        angles = np.outer(np.arange(len(x)), oracle.inv_freq(32, theta))
+        return oracle.rotate(x, np.cos(angles), np.sin(angles))[0].astype(self.dtype)
 
     def attention(self, x, layer):
         module = f"model.layers.{layer}.self_attn"
