@@ -47,7 +47,6 @@ class Attended:
     new: int
     length: int
     kind: CacheKind = CACHE_KINDS["float32"]
-    copies = 1
 
     @cached_property
     def batch(self) -> Batch:
@@ -129,7 +128,7 @@ def attention(step: Attended) -> Call:
     def run(q: Array) -> Array:
         return rope_cpu.attention(q, cache, batch, out=out)
 
-    return Call(run, [(q,)], lambda y: y)
+    return Call(run, (q,), lambda y: y)
 
 
 def numpy_attention(step: Attended) -> Call:
@@ -159,7 +158,7 @@ def numpy_attention(step: Attended) -> Call:
         by_head = y.reshape(HEADS, step.new, HEAD_DIM)
         return np.ascontiguousarray(by_head.swapaxes(0, 1))
 
-    return Call(run, [(step.queries(),)], lambda y: y)
+    return Call(run, (step.queries(),), lambda y: y)
 
 
 def onnx_attention(step: Attended) -> Call:
@@ -196,4 +195,4 @@ def onnx_attention(step: Attended) -> Call:
             feeds[name] = np.full((1, KV_HEADS, 1, HEAD_DIM), _SCALES["int8"], np.float32)
     y = np.empty_like(feeds["q"])
     call = export.bind(onnx_session(model), feeds, {"attention": y})
-    return Call(call, [()], lambda _: y)
+    return Call(call, (), lambda _: y)

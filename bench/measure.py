@@ -33,8 +33,8 @@ Contenders = Mapping[str, Callable[[Any], Call]]
 class Case:
     """Contenders that are timed together; what: one line of description.
 
-    workload: their argument. Its method `error` checks results. Its `bytes_accessed` by a call are
-        scaled as the limit of the machine, in as many allocations as it has `copies`.
+    workload: their argument. Its method `error` checks results. As many bytes as a call accesses,
+        its `bytes_accessed`, are scaled as the limit of the machine.
     ours, peers: contenders of rope_cpu and of other libraries. Ratios are relative to the first.
     default: whether a run without patterns includes the case.
     """
@@ -50,7 +50,7 @@ class Case:
 def measure(case: Case, effort: Effort | None = None) -> Result:
     """Measure a case, with a budget for its calls or with the given effort."""
     result = Result(case.name, case.what)
-    bytes_of_row = _ALLOCATED * case.workload.bytes_accessed * case.workload.copies
+    bytes_of_row = _ALLOCATED * case.workload.bytes_accessed
     needed = bytes_of_row * (len(case.ours) + len(case.peers))
     if needed > available_memory():
         problem = f"skipped: needs {needed / 2**30:.1f} GiB of memory, more than is free"
@@ -88,10 +88,9 @@ def on_threads(case: Case, counts: Sequence[int]) -> Case:
 
 
 def _limit(threads: int, workload: Any) -> Call:
-    """Return the scaling of arrays; scaling one reads and writes the bytes of a call together."""
+    """Return the scaling of an array, which reads and writes as many bytes as a call."""
     size = workload.bytes_accessed // 8 * 4  # bytes of whole floats
-    arrays = [allocate(size).view(np.float32) for _ in range(workload.copies)]
-    return Call(scale, [(x, _ONE, threads) for x in arrays])
+    return Call(scale, (allocate(size).view(np.float32), _ONE, threads))
 
 
 @njit(error_model="numpy")
@@ -124,7 +123,7 @@ def _checked_call(row: Timing, prepare: Callable[[Any], Call], workload: Any) ->
     try:
         call = prepare(workload)
         call.before_sample()
-        returned = call.function(*call.argument_sets[0])
+        returned = call.function(*call.arguments)
         if call.results is not None:
             row.bytes_accessed = workload.bytes_accessed
             row.error = workload.error(call.results(returned))

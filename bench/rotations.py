@@ -60,7 +60,7 @@ def plan_new_arrays(workload: Workload) -> Call:
 
 def make_plan(workload: Workload) -> Call:
     """Make the plan alone."""
-    return Call(workload.rope.plan, [(workload.ids,)])
+    return Call(workload.rope.plan, (workload.ids,))
 
 
 def single_call(workload: Workload) -> Call:
@@ -77,7 +77,9 @@ def _call_into(workload: Workload, function: Callable[..., Pair]) -> Call:
     def rotate(q: Array, k: Array, out: Pair) -> Pair:
         return function(q, k, out=out)
 
-    return Call(rotate, workload.argument_sets(), tuple)
+    q, k = workload.arrays()
+    out = (q, k) if workload.in_place else workload.outputs()
+    return Call(rotate, (q, k, out), tuple)
 
 
 def rotate_half(workload: Workload) -> Call:
@@ -114,15 +116,15 @@ def torch_call(workload: Workload, compiled: bool = False) -> Call:
     if compiled:
         torch.compiler.reset()  # else the ninth shape of a process would silently run uncompiled
         rotate = torch.compile(rotate, dynamic=False)
-    pairs = replace(workload, aligned=True).arrays()  # aligned like torch's own tensors
+    pair = replace(workload, aligned=True).arrays()  # aligned like torch's own tensors
     # A model casts cos and sin to the dtype of its activations once a step.
     tables = [_tensor(table.astype(DTYPES[workload.dtype])) for table in workload.wide_cos_sin()]
-    argument_sets = [(*(_tensor(x.swapaxes(1, 2)) for x in pair), *tables) for pair in pairs]
+    q, k = (_tensor(x.swapaxes(1, 2)) for x in pair)
 
     def results(returned: Any) -> list[Array]:
         return [tensor.float().numpy().swapaxes(1, 2) for tensor in returned]
 
-    return Call(rotate, argument_sets, results)
+    return Call(rotate, (q, k, *tables), results)
 
 
 def _tensor(x: Array) -> Any:
@@ -162,14 +164,12 @@ def jax_jit(workload: Workload) -> Call:
         rotated[1].block_until_ready()
         return rotated
 
-    argument_sets = [
-        tuple(jnp.asarray(x.swapaxes(1, 2)) for x in pair) for pair in workload.arrays()
-    ]
+    arguments = tuple(jnp.asarray(x.swapaxes(1, 2)) for x in workload.arrays())
 
     def results(returned: Any) -> list[Array]:
         return [np.asarray(x).swapaxes(1, 2) for x in returned]
 
-    return Call(call, argument_sets, results)
+    return Call(call, arguments, results)
 
 
 def exported_run(target: str, workload: Workload) -> Call:
@@ -215,22 +215,20 @@ def _bound(workload: Workload, session: Any, tables: dict[str, Array]) -> Call:
     """Return a call of a session on bound arrays, into which views of packed ones are copied."""
     from rope_cpu.export import bind
 
-    ids = _position_ids(workload)
-    argument_sets = []
-    for (q, k), out in zip(workload.arrays(), workload.outputs(), strict=True):
-        feeds = {"q": _flat(q), "k": _flat(k), "position_ids": ids, **tables}
-        outputs = {"q_rot": _flat(out[0]), "k_rot": _flat(out[1])}
-        views = [(feeds["q"].reshape(q.shape), q), (feeds["k"].reshape(k.shape), k)]
-        copied = views if workload.packed else []
-        argument_sets.append((bind(session, feeds, outputs), copied, tuple(outputs.values())))
+    q, k = workload.arrays()
+    feeds = {"q": _flat(q), "k": _flat(k), "position_ids": _position_ids(workload), **tables}
+    q_rot, k_rot = map(_flat, workload.outputs())
+    step = bind(session, feeds, {"q_rot": q_rot, "k_rot": k_rot})
+    views = [(feeds["q"].reshape(q.shape), q), (feeds["k"].reshape(k.shape), k)]
+    copied = views if workload.packed else []
 
-    def run(step: Callable[[], None], copied: list[Pair], outputs: Pair) -> Pair:
+    def run() -> Pair:
         for bound, view in copied:
             np.copyto(bound, view)
         step()
-        return outputs
+        return q_rot, k_rot
 
-    return Call(run, argument_sets, tuple)
+    return Call(run, (), tuple)
 
 
 def _exported_session(target: Any, workload: Workload, dtypes: Collection[str]) -> Any:

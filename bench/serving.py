@@ -50,13 +50,12 @@ class Appended:
     """The projections of new tokens, the batch that they belong to, and the cache.
 
     tokens: new tokens, of up to 64 sequences. kind: of the cache; q, k and v are float32.
-    normed: whether q and k are normed, with weights. copies: allocations of all arrays.
+    normed: whether q and k are normed, with weights.
     """
 
     tokens: int
     kind: CacheKind = CACHE_KINDS["float32"]
     normed: bool = False
-    copies = 1
 
     @cached_property
     def batch(self) -> Batch:
@@ -102,7 +101,7 @@ class Appended:
     def call(self, function: Callable[..., Array], *outs: Array) -> Call:
         """Return the call of a function of q, k, v, a cache and arrays for rotated vectors."""
         cache = self.cache()
-        return Call(function, [(*self.projections(), cache, *outs)], lambda q: (q, cache))
+        return Call(function, (*self.projections(), cache, *outs), lambda q: (q, cache))
 
     def error(self, results: tuple[Array, KVCache]) -> float:
         """Return the largest error / tolerance of the queries and of the cache: above 1 is wrong.
@@ -144,7 +143,6 @@ class Move:
     dtype: str
     tokens: int = 8192
     delta: int = -256
-    copies = 1
 
     @property
     def bytes_accessed(self) -> int:
@@ -247,7 +245,7 @@ def plan_alone(step: Appended) -> Call:
     """Rotate q and k and write nothing: the least that a step of this library can take."""
     q, k, _ = step.projections()
     outs = (np.empty_like(q), np.empty_like(k))
-    return Call(step.plan, [(q, k, outs)])
+    return Call(step.plan, (q, k, outs))
 
 
 def plan_and_numpy(step: Appended) -> Call:
@@ -291,10 +289,10 @@ def rotate_cached(move: Move) -> Call:
     keys = move.keys()
     paged = keys.reshape(-1, _PAGE_SIZE, KV_HEADS, HEAD_DIM)
     cache = KVCache(paged, np.zeros_like(paged))
-    return Call(move.plan.rotate_cached, [(cache, move.slots())], lambda _: keys)
+    return Call(move.plan.rotate_cached, (cache, move.slots()), lambda _: keys)
 
 
 def rotate_contiguous(move: Move) -> Call:
     """Rotate as many contiguous keys in place."""
     keys = move.keys()
-    return Call(move.plan.rotate, [(keys, keys)], lambda moved: moved)
+    return Call(move.plan.rotate, (keys, keys), lambda moved: moved)

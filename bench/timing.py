@@ -6,10 +6,9 @@ import gc
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import repeat
 from math import ceil
-from statistics import median, median_high
 from typing import Any
 
 Clock = Callable[[], float]
@@ -28,23 +27,19 @@ LONG_CALL = 0.01
 # which slow or interrupted calls may exceed the budget.
 _FEWEST_ROUNDS = 6
 _OVERRUN = 3.0
-# Samples by which the speed at one allocation is judged.
-_SAMPLES_PER_ALLOCATION = 3
 
 
 @dataclass
 class Call:
     """A function with its arguments, ready to be timed.
 
-    argument_sets: sets of arguments for the same work on arrays of different allocations; timed
-        calls take the first.
     results: converts what a call returns to the results that the workload checks. None for a part
         of the work: it is not checked, and the bytes of the workload mean nothing for it.
     before_sample: called untimed before each sample, to set the number of threads.
     """
 
     function: Callable[..., Any]
-    argument_sets: Sequence[tuple[Any, ...]]
+    arguments: tuple[Any, ...]
     results: Callable[[Any], Any] | None = None
     before_sample: Callable[[], object] = lambda: None
 
@@ -66,12 +61,12 @@ class Effort:
 def elapsed(call: Call, loops: int, clock: Clock = time.perf_counter) -> float:
     """Return the seconds of `loops` calls together."""
     function = call.function
-    argument_sets = repeat(call.argument_sets[0], loops)
+    repeated = repeat(call.arguments, loops)
     collecting = gc.isenabled()
     gc.disable()
     try:
         start = clock()
-        for arguments in argument_sets:
+        for arguments in repeated:
             function(*arguments)
         return clock() - start
     finally:
@@ -100,28 +95,6 @@ def warm_up(call: Call, per_call: float, clock: Clock = time.perf_counter) -> No
         elapsed(call, max(WARM_UP_CALLS, ceil(WARM_UP_SECONDS / per_call)), clock)
 
 
-def choose_allocation(
-    call: Call, loops: int, per_call: float, clock: Clock = time.perf_counter
-) -> None:
-    """Keep the set of arguments of median speed alone.
-
-    The addresses of arrays make a call a few per cent faster or slower, rarely twice as slow. A new
-    set for every round would be as unbiased, but a shared cache takes hundreds of calls until it
-    holds megabytes as well as it can, and the sets would evict each other.
-    """
-    if len(call.argument_sets) == 1:
-        return
-    seconds: list[float] = []
-    call.before_sample()
-    for arguments in call.argument_sets:
-        candidate = replace(call, argument_sets=[arguments])
-        warm_up(candidate, per_call, clock)
-        samples = [elapsed(candidate, loops, clock) for _ in range(_SAMPLES_PER_ALLOCATION)]
-        seconds.append(median(samples))
-    chosen = seconds.index(median_high(seconds))
-    call.argument_sets = [call.argument_sets[chosen]]
-
-
 def settle(sleep: Callable[[float], object] = time.sleep, busy: Clock = time.process_time) -> None:
     """Wait until no thread of this process is busy."""
     for _ in range(round(_LONGEST_PAUSE / _IDLE_CHECK)):
@@ -144,8 +117,6 @@ def interleave(
     and there are enough of them, or when it is spent several times over.
     """
     calibrations = [calibrate(call, effort.sample, clock) for call in calls]
-    for call, (loops, per_call) in zip(calls, calibrations, strict=True):
-        choose_allocation(call, loops, per_call, clock)
     samples: list[list[float]] = [[] for _ in calls]
     shuffle = random.Random(0)
     start = clock()

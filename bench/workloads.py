@@ -14,7 +14,6 @@ from rope_cpu import RotaryEmbedding
 from rope_cpu.accuracy import reference
 from rope_cpu.accuracy.tolerance import compare, half_ulp
 from rope_cpu.array_types import COMPUTE_DTYPES, DTYPES, Array, Float64
-from rope_cpu.machine import last_level_cache
 
 Pair = tuple[Array, Array]
 
@@ -23,15 +22,13 @@ MODELS: dict[str, dict[str, Any]] = json.loads(
     resources.files("rope_cpu.bench.data").joinpath("models.json").read_text()
 )
 
-# NumPy's arrays start at any multiple of so many bytes, those of torch on a cache line.
+# Large arrays of NumPy start so many bytes past a cache line, those of torch on one.
 _NUMPY_ALIGNMENT = 16
 _CACHE_LINE = 64
 
 # Tokens whose results are compared with the reference.
 _CHECKED_TOKENS = 64
 
-# Allocations of arrays, so that a lucky or unlucky one does not decide.
-_COPIES = 5
 # Random elements that arrays are filled with, repeatedly.
 _RANDOM_ELEMENTS = 2**18
 
@@ -54,8 +51,8 @@ class Workload:
         trailing axis of coordinates.
     packed: whether q and k are views of one packed QKV buffer, or contiguous arrays of their own.
     in_place: results overwrite q and k; otherwise they go to preallocated contiguous arrays.
-    aligned, aligned_out: q and k, and the arrays of results, start on a cache line; otherwise those
-        of copy n start 16·(n + 1) bytes past one.
+    aligned, aligned_out: q and k, and the arrays of results, start on a cache line; otherwise 16
+        bytes past one.
     """
 
     rope: RotaryEmbedding
@@ -81,14 +78,6 @@ class Workload:
         return np.dtype(COMPUTE_DTYPES[DTYPES[self.dtype]])
 
     @property
-    def copies(self) -> int:
-        """The number of allocations of all arrays: several if they fit the caches.
-
-        A lucky or unlucky address makes no difference to larger ones.
-        """
-        return _COPIES if self.bytes_accessed < last_level_cache() else 1
-
-    @property
     def bytes_accessed(self) -> int:
         """Bytes that a rotation must read and write: q and k once each, cos and sin.
 
@@ -112,26 +101,17 @@ class Workload:
             wide.append(both)
         return wide
 
-    def arrays(self) -> list[Pair]:
-        """Return q and k for each copy, filled with the same normal numbers."""
+    def arrays(self) -> Pair:
+        """Return q and k, filled with the same normal numbers at each call."""
         if not self.packed:
-            return self._contiguous_pairs(self.aligned)
-        pairs = []
-        for copy in range(self.copies):
-            qkv = self._filled(self.heads + 2 * self.kv_heads, copy, self.aligned)
-            q, k, _ = np.split(qkv, [self.heads, self.heads + self.kv_heads], axis=2)
-            pairs.append((q, k))
-        return pairs
+            return self._contiguous_pair(self.aligned)
+        qkv = self._filled(self.heads + 2 * self.kv_heads, self.aligned)
+        q, k, _ = np.split(qkv, [self.heads, self.heads + self.kv_heads], axis=2)
+        return q, k
 
-    def outputs(self) -> list[Pair]:
-        """Return contiguous arrays for the results of each copy."""
-        return self._contiguous_pairs(self.aligned_out)
-
-    def argument_sets(self) -> list[tuple[Array, Array, Pair]]:
-        """Return q, k and the pair of output arrays, for each copy."""
-        pairs = self.arrays()
-        outputs = pairs if self.in_place else self.outputs()
-        return [(q, k, out) for (q, k), out in zip(pairs, outputs, strict=True)]
+    def outputs(self) -> Pair:
+        """Return contiguous arrays for the results."""
+        return self._contiguous_pair(self.aligned_out)
 
     def error(self, results: Pair) -> float:
         """Return the largest error / tolerance of rotated q and k: above 1 they are wrong.
@@ -142,7 +122,7 @@ class Workload:
         checked = evenly(tokens, _CHECKED_TOKENS)
         ids = self.ids.reshape(-1, tokens, self.rope.axes)[:, checked]
         fractions = []
-        inputs = self.arrays()[0]  # anew, since calls overwrite theirs
+        inputs = self.arrays()  # anew, since calls overwrite theirs
         for array, rotated in zip(inputs, results, strict=True):
             x = array[:, checked]
             exact, bound = reference.rotation(self.rope.spec, x, ids, dtype=self.dtype)
@@ -160,14 +140,11 @@ class Workload:
             sizes[..., elements] = size[..., first] + size[..., second]
         return sizes
 
-    def _contiguous_pairs(self, aligned: bool) -> list[Pair]:
-        return [
-            (self._filled(self.heads, copy, aligned), self._filled(self.kv_heads, copy, aligned))
-            for copy in range(self.copies)
-        ]
+    def _contiguous_pair(self, aligned: bool) -> Pair:
+        return self._filled(self.heads, aligned), self._filled(self.kv_heads, aligned)
 
-    def _filled(self, heads: int, copy: int, aligned: bool) -> Array:
-        start = 0 if aligned else _NUMPY_ALIGNMENT * (copy + 1) % _CACHE_LINE
+    def _filled(self, heads: int, aligned: bool) -> Array:
+        start = 0 if aligned else _NUMPY_ALIGNMENT
         return normal((*self.shape, heads, self.rope.head_dim), self.dtype, start)
 
 

@@ -36,7 +36,7 @@ def test_the_table_begins_with_q_and_k_apart(cases):
 def test_q_and_k_apart_are_contiguous_and_results_aligned(cases, name, start):
     """ONNX takes them as (batch, seq, heads·head_dim)."""
     case = cases["separate-32/float32/out"]
-    q, k, out = case.ours[name](case.workload).argument_sets[0]
+    q, k, out = case.ours[name](case.workload).arguments
     assert (q.shape, k.shape) == ((1, 32, 32, 128), (1, 32, 8, 128))
     assert all(x.flags.c_contiguous for x in (q, k, *out))
     assert [x.ctypes.data % 64 for x in (q, k, *out)] == [16, 16, start, start]

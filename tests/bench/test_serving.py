@@ -17,8 +17,7 @@ def test_every_step_norms_rotates_and_writes(prepare, tokens, kind, is_normed):
         call = prepare(step)
     except UnavailableError as reason:
         pytest.skip(str(reason))
-    (arguments,) = call.argument_sets
-    q_rot, cache = results = call.results(call.function(*arguments))
+    q_rot, cache = results = call.results(call.function(*call.arguments))
     assert step.error(results) <= 1
     page, place = divmod(int(step.batch.slot_mapping[-1]), cache.page_size)
     scales = (cache.key_scale, cache.value_scale)
@@ -38,8 +37,7 @@ def test_every_step_norms_rotates_and_writes(prepare, tokens, kind, is_normed):
 def test_every_move_rotates_all_keys(prepare, dtype):
     move = Move(dtype, tokens=64)
     call = prepare(move)
-    (arguments,) = call.argument_sets
-    keys = call.results(call.function(*arguments))
+    keys = call.results(call.function(*call.arguments))
     assert move.error(keys) <= 1
     keys[-1, 0, 0] += 1
     assert move.error(keys) > 1
