@@ -172,20 +172,3 @@ def test_bind_knows_the_names(target, rng):
     feeds |= {name: np.zeros((1, 2, 65, 32), np.float32) for name in CACHE}
     with pytest.raises(ValueError, match="at most 64 rows"):
         export.bind(session, feeds, {"attention": result})
-
-
-@pytest.mark.parametrize(
-    ("argument", "options"),
-    [
-        ("layer", {"layer": None}),
-        ("layer", {"layer": -1}),
-        ("layer", {"names": "rope_cpu"}),
-        ("names", {"names": "hf"}),
-        ("past", {"past": False}),
-        ("mask", {"mask": "padding"}),
-    ],
-)
-def test_refusals(argument, options):
-    with pytest.raises(ValueError, match=f"^`{argument}`") as caught:
-        export.export_attention(ROPE, **OPTIONS | options)
-    assert caught.value.argument == argument

@@ -47,6 +47,10 @@ def shared(**options):
     return attention(cache="shared", **options)
 
 
+def optimum(**options):
+    return attention(**{"names": "optimum", "layer": 7} | options)
+
+
 def weights(**arrays):
     return attention(weights=WEIGHTS | arrays)
 
@@ -179,6 +183,12 @@ ATTENTION = [
     (shared(opset=23), ValueError, "`opset` is 23; it must be from 24 to 25, the opsets of target"),
     (ort(cache="shared", dtype=np.float16), ValueError, "`dtype` is 'float16'; it"),
     (ort(opset=7, mask="bool", cache="shared"), ValueError, "`opset` is 7; it must be from"),
+    (optimum(layer=None), ValueError, "`layer` is None; it must be the index in the names"),
+    (optimum(layer=-1), ValueError, "`layer` is -1"),
+    (optimum(names="rope_cpu"), ValueError, "`layer` is 7; it must be left out"),
+    (optimum(names="hf"), ValueError, "`names` is 'hf'"),
+    (optimum(past=False), ValueError, "`past` is False; it must be left out, as `names`"),
+    (optimum(mask="padding"), ValueError, "`mask` is 'padding'; it must be left out, as `nam"),
 ]
 FILES = [
     (lambda: export.save(MODEL, "x" * 300), ValueError, "`path` is 'xxx"),

@@ -6,7 +6,6 @@ import numpy as np
 import onnx
 import oracle
 import pytest
-from attention_runs import SEPARATE
 from conftest import DTYPES
 from control_characters import MARK, WRITTEN, check_printed
 from google.protobuf.message import Message
@@ -112,11 +111,6 @@ def test_attention_in_float64_passes(positions, scaling):
     rope = RotaryEmbedding(32, scaling=scaling)
     options = {"target": "primitive", "dtype": "float64", "positions": positions}
     check_passes(export.export_attention(rope, num_heads=4, **options), rope, seeds=2)
-
-
-@pytest.mark.parametrize("target", SEPARATE)
-def test_attention_that_is_not_causal_passes(target):
-    check_passes(export.export_attention(ROPE, num_heads=2, causal=False, target=target))
 
 
 def test_one_wrong_entry_of_a_table_is_found(target):
