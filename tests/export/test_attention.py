@@ -56,13 +56,6 @@ def test_steps_give_what_one_pass_gives(target, kind, name, rng):
         np.testing.assert_array_equal(values, tensors[2].transpose(0, 2, 1, 3))
 
 
-def test_chunks_of_one_sequence_give_what_one_pass_gives(target, rng):
-    tensors = draw_tensors(rng, batch=1)
-    model = export.export_attention(ROPE, **HEADS, target=target, layout="bshd", max_positions=13)
-    result, _ = run_steps(model, tensors, (4, 5, 1, 3))
-    assert agrees(result, attention(ROPE, *tensors, count_on(1, 13), "float32"))
-
-
 @pytest.mark.parametrize("mask", ["padding", "bool", "float"])
 @pytest.mark.parametrize("window", [None, 5])
 def test_export_attention_with_masks(target, window, mask, rng):
@@ -179,25 +172,12 @@ def test_group_query_attention_rotates_where_it_can(rope, options, rotates):
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd", "bsd"])
-def test_export_attention_in_every_layout(target, layout, rng):
-    (q, k, v) = draw_tensors(rng)
-    layouts = {
-        "bhsd": lambda x: x.transpose(0, 2, 1, 3),
-        "bshd": lambda x: x,
-        "bsd": lambda x: x.reshape(2, 13, -1),
-    }
-    feeds = {
-        name: np.ascontiguousarray(layouts[layout](x))
-        for name, x in zip("qkv", (q, k, v), strict=True)
-    }
+def test_export_attention_in_every_layout(target, layout):
     model = export.export_attention(
         ROPE, **HEADS, target=target, layout=layout, past=False, max_positions=16
     )
     assert [value.name for value in model.graph.output] == ["attention"]
-    (result,) = runtime.open_session(model).run(None, feeds)
-    assert agrees(
-        result, [layouts[layout](x) for x in attention(ROPE, q, k, v, count_on(2, 13), "float32")]
-    )
+    assert export.validate(model, ROPE).passed
 
 
 @pytest.mark.parametrize("target", SEPARATE)
@@ -355,17 +335,6 @@ def test_validate_finds_wrong_keys_and_values(name, op, value):
     model = export.export_attention(ROPE, num_heads=4, target="primitive", max_positions=2)
     assert export.validate(model, ROPE).passed
     assert not export.validate(with_node_before_output(model, name, op, value), ROPE).passed
-
-
-def test_float64_scale_is_float64(rng):
-    """onnxruntime folds a scalar factor of MatMul into a float32 attribute: 1e-9 off for 1/√80."""
-    rope = RotaryEmbedding(80)
-    tensors = draw_tensors(rng, np.float64, width=80)
-    model = export.export_attention(
-        rope, **HEADS, target="primitive", dtype=np.float64, layout="bshd", softcap=0.7
-    )
-    result, _ = run_steps(model, tensors, (13,))
-    assert agrees(result, attention(rope, *tensors, count_on(2, 13), "float64", softcap=0.7))
 
 
 def test_a_table_that_ends_fails_instead_of_guessing(target, rng):

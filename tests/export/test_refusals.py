@@ -188,7 +188,7 @@ ATTENTION = [
     (optimum(names="rope_cpu"), ValueError, "`layer` is 7; it must be left out"),
     (optimum(names="hf"), ValueError, "`names` is 'hf'"),
     (optimum(past=False), ValueError, "`past` is False; it must be left out, as `names`"),
-    (optimum(mask="padding"), ValueError, "`mask` is 'padding'; it must be left out, as `nam"),
+    (optimum(mask="padding"), ValueError, "`mask` is 'padding'; it must be left out, as `names"),
 ]
 FILES = [
     (lambda: export.save(MODEL, "x" * 300), ValueError, "`path` is 'xxx"),

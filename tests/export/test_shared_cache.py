@@ -184,53 +184,6 @@ def test_int8_caches(name, kind, rng):
     np.testing.assert_array_equal(buffers[1][0, :, :TOKENS], np.rint(np.clip(values, -128, 127)))
 
 
-@pytest.mark.parametrize("cache_dtype", [None, "int8"])
-def test_the_buffer_stays_and_nothing_else_is_written(target, cache_dtype, rng):
-    """Present is past, with the rows of the new tokens changed and no other."""
-    if cache_dtype is not None and target != "ort":
-        pytest.skip("refused")
-    tensors, buffers = draw(rng)
-    arrays = {}
-    if cache_dtype is not None:
-        buffers = [x.astype(np.int8) for x in buffers]
-        arrays = {f"{name}_scale": np.full((1, 2, 1, 32), 0.02, np.float32) for name in "kv"}
-    model = export.export_attention(ROPE, **SHARED, target=target, cache_dtype=cache_dtype)
-    addresses = [x.ctypes.data for x in buffers]
-    original = [x.copy() for x in buffers]
-    before = [x.copy() for x in buffers]
-    for first, count, _ in bound_steps(
-        model, tensors, buffers, STEPS["rows of different length"], arrays
-    ):
-        place = np.arange(CAPACITY)
-        is_new = (place >= first[:, None]) & (place < first[:, None] + count)
-        is_new = np.broadcast_to(is_new[:, None, :, None], buffers[0].shape)
-        for x, old, first_of_all in zip(buffers, before, original, strict=True):
-            np.testing.assert_array_equal(x[~is_new], old[~is_new])
-            assert (x[is_new] != first_of_all[is_new]).mean() > 0.9
-        before = [x.copy() for x in buffers]
-    assert [x.ctypes.data for x in buffers] == addresses
-
-
-def test_a_present_that_onnxruntime_allocates(target, rng):
-    """By run(), the past is unchanged, and the present holds its tokens and the new ones."""
-    tensors, buffers = draw(rng)
-    model = export.export_attention(ROPE, **SHARED, target=target)
-    want = attention(ROPE, *tensors, count_on(3, TOKENS), "float32")
-    session = runtime.open_session(model, 1)
-    names = [value.name for value in session.get_inputs()]
-    assert names == ["q", "k", "v", "past_key", "past_value", "past_lengths"]
-    for past, count in STEPS["rows of different length"]:
-        first = np.array(past)
-        feeds = {name: tokens_at(x, first, count) for name, x in zip("qkv", tensors, strict=True)}
-        feeds |= {"past_key": buffers[0], "past_value": buffers[1], "past_lengths": first}
-        before = [x.copy() for x in buffers]
-        result, *present = session.run(None, feeds)
-        assert agrees(result, [tokens_at(x, first, count) for x in want])
-        for x, old in zip(buffers, before, strict=True):
-            np.testing.assert_array_equal(x, old)
-        buffers = present
-
-
 @pytest.mark.parametrize("batch_chunks", [True, False])
 @pytest.mark.parametrize(
     ("lengths", "count"),
