@@ -236,13 +236,10 @@ def _weights(args: argparse.Namespace, layer: Layer, departures: Collection[str]
         return {}
     try:
         return layer_weights(layer, args.weights, departures)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         if isinstance(error, ArgumentError) and error.argument == "tensors":
             raise UsageError(error.text("--weights")) from error
-        text = str(error)
-    except OSError as error:
-        text = f"cannot read {shown(str(error.filename))}: {error.strerror}"
-    raise UsageError(f"--weights {args.weights}: {text}")
+        raise UsageError(f"--weights {args.weights}: {error}") from error
 
 
 def model_metadata(

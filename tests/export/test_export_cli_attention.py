@@ -80,13 +80,6 @@ def test_the_attention_is_that_of_the_config(export_config, config, layer, expec
     assert "rope_cpu.departures" not in metadata_of(file)
 
 
-def test_norms_and_sinks_are_inputs(export_config):
-    _, file = export_config(GEMMA3, "--attention", "--layer", "0")
-    assert inputs_of(file)[-2:] == ["q_norm_weight", "k_norm_weight"]
-    _, file = export_config(GPT_OSS, "--attention", "--layer", "0")
-    assert inputs_of(file)[-1] == "sinks"
-
-
 @pytest.mark.parametrize(
     ("config", "arguments", "rows"),
     [
@@ -446,7 +439,7 @@ def test_weights_that_cannot_be_read_are_bad_usage(export_config, tmp_path):
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {name: "part.safetensors"}}))
     texts = {
-        tmp_path / "missing.safetensors": "cannot read .*: No such file",
+        tmp_path / "missing.safetensors": "No such file",
         index: rf"part\.safetensors' lacks '{name}', which the index says is in it",
     }
     for file, text in texts.items():
