@@ -235,24 +235,6 @@ def test_functions_of_other_programs_keep_their_cache(tmp_path, installed, run_p
     assert Path(meanwhile[1]).parent == tmp_path / "rope_cpu"
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
-def test_warming_up_one_dtype_is_enough_for_it(dtype, run_program):
-    use = f"""
-    import ml_dtypes, numpy as np, rope_cpu
-    rope_cpu.warmup({dtype!r})
-    def compiled(*_, **__):
-        raise AssertionError("compiled")
-    rope_cpu.kernels.compile.compile_kernel = compiled
-    x = np.ones((2, 900, 4, 128), {dtype!r})
-    for settings in ({{}}, {{"angle_dtype": "float32"}}, {{"interleaved": True}}):
-        rope = rope_cpu.RotaryEmbedding(128, **settings)
-        plan = rope.plan(np.arange(900))
-        plan(x, x), plan.rotate(x), rope(x, x), rope.rotate(x[:, :1], offset=5)
-        rope.shift(x, 3), rope.cos_sin(np.arange(3), x.dtype)
-    """
-    run_program(use)
-
-
 ROTATE = """
     import hashlib, numpy as np, ml_dtypes, rope_cpu
     x = np.random.default_rng(0).standard_normal((1, 5, 2, 66))

@@ -45,31 +45,35 @@ def test_warmup_refuses_other_dtypes(dtypes, held):
         rope_cpu.warmup(dtypes)
 
 
-def test_after_warmup_a_server_compiles_nothing(run_program):
-    """The kernels of one input and one cache dtype are all that its calls need."""
-    program = """
-    import numpy as np, rope_cpu
-    from ml_dtypes import bfloat16
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_after_warmup_nothing_is_compiled(dtype, run_program):
+    """The kernels of one input and one cache dtype are all that calls need; float64 has none."""
+    program = f"""
+    import ml_dtypes, numpy as np, rope_cpu
     from rope_cpu.kernels import compile as compiling
 
-    made = rope_cpu.warmup("float32", cache_dtypes=["bfloat16"])
+    dtype, cache_dtypes = {dtype!r}, {None if dtype == "float64" else "bfloat16"!r}
+    made = rope_cpu.warmup(dtype, cache_dtypes)
     compiling._compile_or_load = None
-    for interleaved in (False, True):
-        rope = rope_cpu.RotaryEmbedding(16, interleaved=interleaved)
-        cache = rope_cpu.KVCache(*np.zeros((2, 1, 8, 2, 16), bfloat16))
-        plan = rope.plan([3, 4], layout="thd")
-        q = np.ones((2, 4, 16), np.float32)
-        k = np.ones((2, 2, 16), np.float32)
-        norm = rope_cpu.RMSNorm(None)
-        plan.append(q, k, k, cache, [5, 6], q_norm=norm, k_norm=norm)
+    x = np.ones((2, 900, 4, 16), dtype)
+    q = x[0, :2]
+    norm = rope_cpu.RMSNorm(None)
+    for settings in ({{}}, {{"angle_dtype": "float32"}}, {{"interleaved": True}}):
+        rope = rope_cpu.RotaryEmbedding(16, **settings)
+        plan = rope.plan(np.arange(900))
+        plan(x, x), plan.rotate(x), rope(x, x), rope.rotate(x[:, :1], offset=5)
+        rope.shift(x, 3), rope.cos_sin(np.arange(3), x.dtype)
+        if not cache_dtypes:
+            continue
+        cache = rope_cpu.KVCache.zeros(1, 8, 4, 16, dtype=cache_dtypes)
+        rope.plan([3, 4], layout="thd").append(q, q, q, cache, [5, 6], q_norm=norm, k_norm=norm)
         batch = rope_cpu.Batch(seq_lens=[7], query_lens=[2], page_table=[[0]], page_size=8)
         rope_cpu.attention(q, cache, batch)
         rope.shift_plan(-2, layout="thd").rotate_cached(cache, [5, 6])
-        plan(q, k)
     print(*(kernel.name for kernel in made))
     """
     names, _ = run_program(program)
-    assert "append_part_float32_bfloat16_interleaved" in names.split()
+    assert (f"append_part_{dtype}_bfloat16_interleaved" in names.split()) == (dtype != "float64")
 
 
 def operations(builds):
