@@ -226,12 +226,11 @@ def rotate_normalised(
         refuse_float64(name, x)
     results = results_for(inputs, outs)
     # An array without heads is left out: the kernel refuses it in place of q.
-    filled = [index for index, x in enumerate(inputs.values()) if x.size]
-    if not filled:
+    xs = [x for x in inputs.values() if x.size]
+    outputs = [y for y in results if y.size]
+    if not xs:
         return results
-    xs = [list(inputs.values())[index] for index in filled]
-    outputs = [results[index] for index in filled]
-    if filled[0]:  # no queries: the first row is that of the keys, and the last means no norm
+    if not results[0].size:  # the first row is that of the keys, and the last means no norm
         norms = norms[[1, 2, 2]]
     if not _rotate_in_order(rotation, xs, outputs, norms):
         launch_copies(xs, outputs, lambda copies: _rotate_in_order(rotation, copies, copies, norms))
