@@ -10,8 +10,7 @@ import numpy as np
 
 from rope_cpu.arguments import scalars
 from rope_cpu.arguments.errors import ArgumentError
-from rope_cpu.arguments.texts import cut
-from rope_cpu.attention_layer import check_known
+from rope_cpu.attention_layer import check_known, check_mask
 from rope_cpu.models.layer import EXPRESSED, Layer
 from rope_cpu.models.model import Model
 from rope_cpu.models.reader import read
@@ -129,19 +128,6 @@ def attention_weights(
     parsed = read(config)
     check_known(parsed)
     return layer_weights(exported_layer(parsed, parsed.attention, layer), tensors)
-
-
-def check_mask(facts: Layer) -> None:
-    """Raise ValueError for tokens that attend in both directions, which needs a mask of them."""
-    if facts.bidirectional_tokens is not None and facts.causal:
-        window = " --set window=none" if facts.window else ""
-        raise ValueError(
-            f"model type {cut(str(facts.model_type))} has bidirectional attention among tokens of "
-            f"{facts.bidirectional_tokens}; write it with a mask of order, window and these tokens "
-            f"(--set causal=false{window} --mask bool, or the options of the text config with "
-            'causal=False, window=None, mask="bool"), or causal attention, as for text (--set '
-            "bidirectional_tokens=none)"
-        )
 
 
 def exported_layer(

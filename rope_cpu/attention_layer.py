@@ -219,13 +219,7 @@ def attention_layer(
     parsed = read(config)
     check_known(parsed)
     facts = parsed.attention
-    if facts.bidirectional_tokens is not None and facts.causal:
-        key = "use_bidirectional_attention"
-        without = f" without `{key}`" if parsed.values.get(key) else ""
-        raise ValueError(
-            f"the model has bidirectional attention among tokens of {facts.bidirectional_tokens}; "
-            f"give its `text_config`{without} for causal attention, as for text"
-        )
+    check_mask(facts)
     count = len(parsed.layers)
     if number >= count:
         rule = f"be below {count or '`num_hidden_layers`'}, the number of layers"
@@ -251,3 +245,17 @@ def check_known(config: Model, stated: Container[str] = ()) -> None:
         f"({', '.join(missing)}){meaning}; give `AttentionLayer` or `export_attention` these "
         f"arguments yourself, or state each to the command: {settings}"
     )
+
+
+def check_mask(facts: Layer) -> None:
+    """Raise ValueError for tokens that attend in both directions, which needs a mask of them."""
+    if facts.bidirectional_tokens is not None and facts.causal:
+        window = " --set window=none" if facts.window else ""
+        raise ValueError(
+            f"model type {cut(str(facts.model_type))} has bidirectional attention among tokens of "
+            f"{facts.bidirectional_tokens}; for causal attention, as for text, give its "
+            "`text_config` without `use_bidirectional_attention` (--set bidirectional_tokens=none)"
+            "; the export can write it with a mask of order, window and these tokens (--set "
+            f"causal=false{window} --mask bool, or the options of the text config with "
+            'causal=False, window=None, mask="bool")'
+        )

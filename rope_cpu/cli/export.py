@@ -18,11 +18,11 @@ from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.arguments.scalars import whole_number
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import DTYPES
-from rope_cpu.attention_layer import check_known
+from rope_cpu.attention_layer import check_known, check_mask
 from rope_cpu.cli import command_line
 from rope_cpu.cli.command_line import UsageError, integer, print_lines
 from rope_cpu.export import files
-from rope_cpu.export.checkpoint import check_mask, exported_layer, layer_options, layer_weights
+from rope_cpu.export.checkpoint import exported_layer, layer_options, layer_weights
 from rope_cpu.export.graph import Layout
 from rope_cpu.export.options import AttentionPositions, Cache, Mask, Names, Positions
 from rope_cpu.export.targets import TARGETS

@@ -144,7 +144,6 @@ class GgufModel(Model):
 
     unknown_attention = "a GGUF file has not all of the attention; use config.json"
 
-    metadata: Metadata
     specs: Mapping[str | None, RopeSpec]
 
     def _build_spec(self, asked: Asked, interleaved: bool | None, angle_dtype: str) -> RopeSpec:
@@ -229,7 +228,6 @@ def _config(metadata: Metadata) -> GgufModel:
         kv_heads_keys=(f"{heads_key}_kv",),
         rope_parameters={label: parameters for label, (_, parameters) in rotations.items()},
         pairing_note=_pairing_note(metadata),
-        metadata=metadata,
         specs={label: spec for label, (spec, _) in rotations.items()},
     )
 

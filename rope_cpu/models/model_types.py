@@ -135,8 +135,9 @@ def value_at(config: Mapping[str, Any], path: str) -> Any:
     return inner.get(key) if isinstance(inner, Mapping) else None
 
 
+@cache
 def data(name: str) -> Any:
-    """Return the content of a JSON file in the folder `data`."""
+    """Return the content of a JSON file in the folder `data`, not to be changed."""
     return json.loads(resources.files("rope_cpu.models.data").joinpath(name).read_text("utf-8"))
 
 

@@ -40,13 +40,10 @@ def _quirk(*model_types: str) -> Callable[[Change], Change]:
 def _with_sections(config: Config, change: Change) -> Config:
     """Return a config with a change made to its section, or to those of its layer types."""
     key, section = own_section(config)
-    return {**config, key: _changed_section(section, change)} if section else config
-
-
-def _changed_section(section: Config, change: Change) -> Config:
-    """Return a section after a change, or with the sections in it after the change."""
+    if not section:
+        return config
     nested = {label: change(part) for label, part in section.items() if isinstance(part, Mapping)}
-    return {**section, **nested} if nested else change(section)
+    return {**config, key: {**section, **nested} if nested else change(section)}
 
 
 def _rope_type_means(name: str, **meaning: Any) -> Change:
@@ -117,8 +114,6 @@ def _compressed_layers(config: Config) -> Config:
     the ratios of layers, configs/deepseek_v41.py in SGLang.
     """
     own = config.get("compress_rope_parameters")
-    if own is not None and not isinstance(own, Mapping):
-        raise ArgumentTypeError("compress_rope_parameters", own, "be an object")
     changed = dict(config)
     key, section = own_section(config)
     is_nested = any(isinstance(part, Mapping) for part in section.values())

@@ -82,15 +82,12 @@ def _file_of(name: str) -> str:
         paths = [os.path.join(name, end) for end in ("config.json", *others)]
         path = next(filter(os.path.isfile, paths), name)
     if not os.path.isfile(path):
-        raise _missing_file(name)
+        text = f"`config` is {shown(name)}, which is neither a file nor a folder with a config.json"
+        if _REPOSITORY.fullmatch(name):
+            remedy = f"give the path that `hf download {name} config.json` prints"
+            text = f"{text}; nothing is downloaded: {remedy}"
+        raise ValueError(text)
     return path
-
-
-def _missing_file(name: str) -> ValueError:
-    """Return the error for a path without a config, which may be the name of a repository."""
-    text = f"`config` is {shown(name)}, which is neither a file nor a folder with a config.json"
-    hint = f"; nothing is downloaded: give the path that `hf download {name} config.json` prints"
-    return ValueError(text + (hint if _REPOSITORY.fullmatch(name) else ""))
 
 
 def _content(path: str) -> dict[str, Any]:

@@ -115,13 +115,6 @@ class Row:
         named |= {*self.sections, *self.objects, *self.only, *self.defaults, *self.ignored}
         return named | ({"head_dim"} if self.takes_head_dim else set())
 
-    @property
-    def width_name(self) -> str:
-        """The name of the width of a head, for errors."""
-        if self.takes_head_dim:
-            return f"head_dim or {' / '.join(self.head_dim)}"
-        return " // ".join(self.head_dim)
-
 
 @dataclass(frozen=True, kw_only=True)
 class MultiAxisModel(Model):
@@ -298,7 +291,7 @@ def _widths_and_head_dim(row: Row, values: Config) -> tuple[Sequence[int], int]:
     total = sum(widths)
     if has_head_dim and (total > head_dim or (row.fills_head and total < head_dim)):
         rule = f"fit the widths of the axes, {shown(widths)}, which add up to {total}"
-        raise ArgumentError(row.width_name, head_dim, rule)
+        raise ArgumentError(" // ".join(row.head_dim), head_dim, rule)
     return widths, head_dim or total
 
 
@@ -308,7 +301,7 @@ def _widths(row: Row, values: Config, head_dim: int) -> Sequence[int]:
     count = len(row.axes)
     if key in _WIDTHS:
         widths = _WIDTHS[key](head_dim, count)
-        key = row.width_name
+        key = " // ".join(row.head_dim)
     elif row.each:
         widths = (row.each * _number(key, values, limits.HEAD_DIM),) * count
     else:

@@ -253,7 +253,7 @@ NOT_WRITTEN += [
         "tokens of a block attend to each other",
     ),
     (of_type("llama", architectures=["LlamaBidirectionalModel"]), "'LlamaBidirectionalModel'"),
-    ({"model_type": "gemma3", "text_config": GEMMA3}, f"{IMAGE}; write it with a mask"),
+    ({"model_type": "gemma3", "text_config": GEMMA3}, f"{IMAGE}; for causal attention"),
     ({"model_type": "paligemma", "text_config": of_type("gemma")}, "tokens of image and prompt"),
     ({"model_type": "colpali", "vlm_config": {"text_config": of_type("gemma")}}, "--set causal=f"),
     (of_type("hrm_text"), "bidirectional attention among tokens of the prompt"),

@@ -102,14 +102,6 @@ def test_rotation_is_the_oracles(rope, ids_for, vectors):
     np.testing.assert_allclose(rope.rotate(x, ids), exact, rtol=0, atol=8 * 2**-53 * 6)
 
 
-def test_scores_depend_on_the_difference_alone(rope, ids_for, vectors):
-    """(R_m q)·(R_n k) = q·(R_{n-m} k)."""
-    q, k, m, n = vectors(9), vectors(9), ids_for(9), ids_for(9)
-    both = (rope.rotate(q, m) * rope.rotate(k, n)).sum(axis=-1)
-    difference = (q * rope.rotate(k, n - m)).sum(axis=-1)
-    np.testing.assert_allclose(both, difference, rtol=0, atol=slack(rope) * rope.head_dim)
-
-
 def test_inverse_undoes_it(rope, ids_for, vectors):
     x, ids = vectors(7), ids_for(7)
     np.testing.assert_allclose(

@@ -233,7 +233,7 @@ REFUSED = [
     (of_type("llama"), True, "`index` is True; it must be an integer"),
     (of_type("gemma3n_text", num_kv_shared_layers=1), 3, "below 3: later layers reuse keys"),
     (of_type("my_own", rope_theta=1e4), 0, "attention is not known .*; give `AttentionLayer`"),
-    (PALIGEMMA, 0, "among tokens of image and prompt; give its `text_config`"),
+    (PALIGEMMA, 0, "among tokens of image and prompt; .*give its `text_config`"),
     (of_type("llama4_text"), 0, "chunks of 8192 tokens"),
     (of_type("olmo2"), 0, "over the whole projection, which is not supported"),
     (of_type("hunyuan_v1_dense"), 0, "after the rotation .*the weights of both norms, as"),
@@ -243,7 +243,7 @@ REFUSED = [
     ({"text_config": of_type("qwen2")}, 0, "`model_type` is '', whose attention is not known"),
     (of_type("llama", auto_map=MY_CODE), 0, "`auto_map` has 'modeling_my.MyForCausalLM', no class"),
     (of_type("llama", auto_map=OTHER_TASK), 0, "`auto_map` has 'bidirectional.LlamaModel'"),
-    (GEMMA4, 0, "of an image, in sliding layers; give .* without `use_bidirectional_attention`"),
+    (GEMMA4, 0, "of an image, in sliding layers; .*give .* without `use_bidirectional_attention`"),
     (of_type("pangu_ultra_moe"), 0, "latent attention"),
     (of_type("KeyeVL2", sa_config={"top_k": 8}), 0, "an indexer chooses its keys"),
     (
