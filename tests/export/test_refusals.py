@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from refusals import nested, refusal
+from refusals import refusal
 
 from rope_cpu import RotaryEmbedding, export
 from rope_cpu.export.graph import Graph
@@ -57,17 +57,13 @@ def weights(**arrays):
 
 ROPE = [
     (rope(target="tflite"), ValueError, "`target` is 'tflite'; it must be one of primitive, onnx"),
-    (rope(target=nested(10**5)), ValueError, "`target` is [[[["),
     (rope(dtype=np.float64), ValueError, "`dtype` is 'float64'; it must be one of"),
     (rope(target="ort", dtype=np.float64), ValueError, "target 'primitive' can express it"),
     (rope(dtype=np.int32), TypeError, "`dtype` is int32; it must be one of float32"),
     (rope(dtype=None), TypeError, "`dtype` is None"),
-    (rope(dtype="foo"), TypeError, "`dtype` is 'foo'"),
-    (rope(dtype="x" * 10**6), TypeError, "`dtype` is 'xxx"),
     (rope(dtype={"a": 1}), TypeError, "`dtype` is {'a': 1}"),
     (rope(opset=22), ValueError, "`opset` is 22; it must be from 23 to 25, the opsets of target"),
     (rope(opset=23.0), TypeError, "`opset` is 23.0; it must be an integer"),
-    (rope(opset=HUGE), ValueError, "`opset` is an integer of"),
     (rope(BY_HEAD), ValueError, "`rope` has frequencies for 4 heads"),
     (rope(BY_HEAD, target="primitive"), ValueError, "`num_heads` is None"),
     (rope(BY_HEAD, target="primitive", num_heads=6), ValueError, "`num_heads` is 6"),
@@ -85,17 +81,13 @@ ROPE = [
         "for 2 batch rows; it must be for one length; give",
     ),
     (rope(AXIAL, positions="none"), ValueError, "`positions` is 'none'; it must be 'pos"),
-    (rope(positions="ids"), ValueError, "`positions` is 'ids'"),
     (rope(layout="thd", positions="offset"), ValueError, "`positions` is 'offset'"),
     (rope(layout="bsd"), ValueError, "`num_heads` is None; it must be given with layout bsd"),
     (rope(layout="hbsd"), ValueError, "`layout` is 'hbsd'; it must be one of bhsd"),
     (rope(max_positions=0), ValueError, "`max_positions` is 0"),
-    (rope(max_positions=2.5), TypeError, "`max_positions` is 2.5"),
-    (rope(max_positions=HUGE), ValueError, "`max_positions` is an integer of"),
     (rope(WIDE, max_positions=2**24), ValueError, "`max_positions` is 16777216: a table of"),
     (rope(num_heads=2**40), ValueError, "`num_heads` is 1099511627776; it must be at most 4096"),
     (rope(num_kv_heads=2), ValueError, "`num_kv_heads` is 2; it must be left out, as `num_h"),
-    (rope(inputs=("q",), num_kv_heads="2"), TypeError, "`num_kv_heads` is '2'"),
     (rope(inputs=("q",), num_heads=2, num_kv_heads=1), ValueError, "`inputs` is ('q',)"),
     (rope(inputs="qk"), TypeError, "`inputs` is 'qk'; it must be a sequence of names"),
     (rope(inputs=("q", "q")), ValueError, "different identifiers"),
@@ -104,12 +96,10 @@ ROPE = [
     (rope(inputs=[f"x{i}" for i in range(65)]), ValueError, "it must have at most 64 entries"),
     (rope(inputs=("position_ids",)), ValueError, "`inputs` holds 'position_ids', the name of an"),
     (rope(inputs=("q", "q_rot")), ValueError, "`inputs` holds 'q_rot'"),
-    (rope(inputs=("q", "ids")), ValueError, "`inputs` holds 'ids'"),
     (rope(inputs=("cos_cache",), max_positions=8), ValueError, "`inputs` holds 'cos_cache'"),
     (rope(inverse=1), TypeError, "`inverse` is 1; it must be True or False"),
     (rope(metadata="config"), TypeError, "`metadata` is 'config'; it must be a mapping of string"),
     (rope(metadata={"config": 1}), TypeError, "`metadata` is {'config': 1}"),
-    (rope(metadata={"a": nested(10**5)}), TypeError, "`metadata` is {'a'"),
     (rope(metadata={"rope_cpu.export": "{}"}), ValueError, "`metadata` holds rope_cpu.export, "),
     (rope(metadata={"x.rope_cpu.export": "{}"}), ValueError, "`metadata` holds x.rope_cpu.export"),
     (rope(PLAIN.spec), TypeError, "`rope` is a RopeSpec; it must be a RotaryEmbedding"),
@@ -118,27 +108,21 @@ ROPE = [
 ]
 ATTENTION = [
     (attention(num_kv_heads=3), ValueError, "`num_heads` is 4; it must be a multiple of `num_kv"),
-    (attention(num_heads=2**40), ValueError, "`num_heads` is 1099511627776"),
-    (attention(num_kv_heads=HUGE), ValueError, "`num_kv_heads` is an integer of"),
     (attention(v_head_dim=2**40), ValueError, "`v_head_dim` is 1099511627776"),
     (attention(window=2**60), ValueError, "`window` is 1152921504606846976"),
     (attention(causal=False, window=3), ValueError, "`window` is 3"),
     (attention(softcap=0.0), ValueError, "`softcap` is 0.0; it must be finite and above 0"),
     (attention(softcap=5e-324), ValueError, "`softcap` is 5e-324; it must be at least 2^-126"),
-    (attention(scale=float("nan")), ValueError, "`scale` is nan"),
     (attention(scale=10**400), ValueError, "`scale` is an integer of 1329 bits"),
     (attention(scale=2.0**62), ValueError, "`scale` is 4.6"),
     (attention(scale=2.0**61, softcap=2.0**-10), ValueError, "`scale / softcap` is 2.3"),
-    (attention(scale="1"), TypeError, "`scale` is '1'; it must be a number"),
     (attention(norm_epsilon=0.5), ValueError, "`norm_epsilon` is 0.5; it must be left out"),
     (attention(norm_epsilon=1e308), ValueError, "`norm_epsilon` is 1e+308"),
     (attention(norm_offset=1.0), ValueError, "`norm_offset` is 1.0; it must be left out"),
     (attention(qk_norm="input", norm_offset=-1.0), ValueError, "`norm_offset` is -1.0"),
-    (attention(mask="alibi"), ValueError, "`mask` is 'alibi'"),
     (attention(layout="thd"), ValueError, "`layout` is 'thd'; it must be one of bhsd, bshd, bsd"),
     (attention(weights=WEIGHTS, layout="bshd"), ValueError, "`layout` is 'bshd'; it must be left "),
     (attention(weights={"q": np.ones((128, 8))}), ValueError, "it must hold q, k and v"),
-    (attention(weights={"x" * 10**6: 1}), ValueError, "`weights` holds ['xxx"),
     (attention(weights=5), TypeError, "`weights` is a int; it must be a mapping"),
     (weights(k=1.0), ValueError, "`weights['k']` has shape (); it must have the axes out,"),
     (weights(k="1"), TypeError, "`weights['k']` has dtype <U1"),
@@ -174,7 +158,6 @@ ATTENTION = [
         ValueError,
         "`cache` is 'window'; it must be 'growing' or 'shared' with target 'onnx'; target 'ort' ca",
     ),
-    (attention(cache="paged"), ValueError, "`cache` is 'paged'"),
     (shared(cache_dtype="int8"), ValueError, "`cache_dtype` is 'int8'; it must be left out with"),
     (ort(cache_dtype="int8"), ValueError, "`cache_dtype` is 'int8'; it must be left out, as"),
     (shared(target="ort", cache_dtype="uint8"), TypeError, "`cache_dtype` is uint8"),
@@ -186,12 +169,10 @@ ATTENTION = [
     (optimum(layer=None), ValueError, "`layer` is None; it must be the index in the names"),
     (optimum(layer=-1), ValueError, "`layer` is -1"),
     (optimum(names="rope_cpu"), ValueError, "`layer` is 7; it must be left out"),
-    (optimum(names="hf"), ValueError, "`names` is 'hf'"),
     (optimum(past=False), ValueError, "`past` is False; it must be left out, as `names`"),
     (optimum(mask="padding"), ValueError, "`mask` is 'padding'; it must be left out, as `names"),
 ]
 FILES = [
-    (lambda: export.save(MODEL, "x" * 300), ValueError, "`path` is 'xxx"),
     (lambda: export.save(MODEL, "x/" * 10**6), ValueError, "`path` is 'x/x"),
     (lambda: export.save(MODEL, "a\0b"), ValueError, "`path` is 'a\\x00b'"),
     (lambda: export.save(MODEL, 3), TypeError, "`path` is 3; it must be a path"),
