@@ -107,7 +107,7 @@ class Attended:
             index = (slice(sequence, sequence + 1), slice(seen))
             k, v = (exactly(x).by_head() for x in cached(cache, index))
             q = exactly(queries[None, token, :, None])
-            exact = reference(q, k, v, scale=HEAD_DIM**-0.5, mask=np.zeros(1))
+            exact = reference(q, k, v, scale=HEAD_DIM**-0.5, mask=np.zeros(1)).result
             ratios.append(exact.compare(results[None, token, :, None])[1])
         return max(ratios)
 

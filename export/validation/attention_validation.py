@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -35,6 +36,22 @@ FREE_ROWS = 5
 INT8_RANGE = (-128, 127)
 
 
+class Rotated(NamedTuple):
+    """Queries, keys or values by head.
+
+    angle_bound: largest shift of each element by angles that are rounded in the graph. is_rounded:
+    whether they are rounded to the model's dtype, before or after a step attends to them.
+    """
+
+    estimate: Estimate
+    angle_bound: Float64
+    is_rounded: bool
+
+    def as_summand(self) -> Estimate:
+        """Return an estimate for sums: an angle has one rounding, anywhere within its bound."""
+        return Estimate(self.estimate.value, self.estimate.variance + self.angle_bound**2 / 3)
+
+
 class AttentionValidation(Validation):
     """Runs sequences step by step and compares every step with one pass over all tokens.
 
@@ -54,7 +71,7 @@ class AttentionValidation(Validation):
         self.options = options
         self.arrays = arrays
         self.array_inputs = options.array_inputs(rope.head_dim)
-        self.unit = attention.unit_of(self.dtype)
+        self.unit = attention.unit_variance(self.dtype)
 
     def cases(self) -> list[Case]:
         """Return the cases that apply to the model."""
@@ -239,76 +256,79 @@ class AttentionValidation(Validation):
         options = self.options
         arrays = inputs.arrays
         q, k, v = (self._rotated(name, inputs) for name in "qkv")
-        keys = self._perhaps_rounded("key", k)
-        values = self._perhaps_rounded("value", v)
+        keys = k.as_summand()
+        values = v.as_summand()
         if options.past:
-            for name, x in (("key", keys), ("value", values)):
-                yield self._expected_present(name, x, arrays.get(f"{name[0]}_scale"))
+            yield self._expected_present("present_key", k, arrays.get("k_scale"))
+            yield self._expected_present("present_value", v, arrays.get("v_scale"))
             keys = self._read(results["present_key"], arrays.get("k_scale"))
             values = self._read(results["present_value"], arrays.get("v_scale"))
-            if TARGETS[options.target].attention_rotates:  # it attends to keys, then rounds them
-                keys = self._perhaps_rounded("key", keys)
         attended = attention.attention(
-            q,
-            keys,
-            values,
+            q.as_summand(),
+            keys.rounded(self.dtype) if k.is_rounded else keys,
+            values.rounded(self.dtype) if v.is_rounded else values,
             scale=options.scale,
             mask=self._mask(inputs),
             unit=self.unit,
             softcap=options.softcap,
             sinks=arrays.get("sinks"),
-        ).by_head()
+        )
+        result = attended.result.by_head()
         if options.output is not None:
-            merged = attended.reshape(*inputs.ids.shape[:2], -1)
-            attended = self._projected("o", merged, arrays)
-        yield Expected("attention", attended.exact, attended.bound(self.dtype))
+            merged = attended.own.by_head().reshape(*inputs.ids.shape[:2], -1)
+            projected = self._projected("o", merged, arrays)
+            weight = arrays["o_weight"].reshape(options.num_heads, options.v_head_dim, -1)
+            variance = projected.variance + attended.projected_shift(weight)
+            result = Estimate(projected.value, variance)
+        yield Expected("attention", result.exact, result.bound(self.dtype))
 
-    def _expected_present(self, name: str, x: Estimate, scale: Float64 | None) -> Expected:
+    def _expected_present(self, output: str, x: Rotated, scale: Float64 | None) -> Expected:
         """Return present keys or values; those of an int8 cache in units of their scale."""
+        estimate = x.estimate
         if scale is None:
-            return Expected(f"present_{name}", x.exact, x.error)
-        levels = np.clip(x.value / scale, *INT8_RANGE)
-        bound = 0.5 + x.error / scale + 2 * self.unit * np.abs(levels)
-        return Expected(f"present_{name}", attention.exactly(levels).exact, bound)
-
-    def _perhaps_rounded(self, name: str, x: Estimate) -> Estimate:
-        """Return keys or values that are rounded to the model's dtype, before a step or after it.
-
-        Keys and values are not if they are computed in that dtype, or come in it.
-        """
-        options = self.options
-        is_computed = name == "key" or options.hidden is not None
-        is_wide = options.rotation.compute_dtype != self.dtype and options.cache_dtype is None
-        if not (is_computed and is_wide):
-            return x
-        return Estimate(x.value, x.bound(self.dtype))
+            bound = estimate.bound(self.dtype if x.is_rounded else None)
+            return Expected(output, estimate.exact, bound)
+        levels = np.clip(estimate.value / scale, *INT8_RANGE)
+        of_division = 2 * np.sqrt(self.unit) * np.abs(levels)
+        bound = 0.5 + (estimate.bound() + x.angle_bound) / scale + of_division
+        return Expected(output, attention.exactly(levels).exact, bound)
 
     def _read(self, present: Array, scale: Float64 | None) -> Estimate:
         """Return the model's own keys or values as it reads them."""
         if scale is None:
             return attention.exactly(present)
         value = present.astype(np.float64) * scale
-        return Estimate(value, self.unit * np.abs(value))
+        return Estimate(value, self.unit * value**2)
 
-    def _rotated(self, name: str, inputs: CaseInputs) -> Estimate:
-        """Return q, k or v by head: projected, normed and rotated."""
-        x = self._input_vectors(name, inputs)
+    def _rotated(self, name: str, inputs: CaseInputs) -> Rotated:
+        """Return q, k or v: projected, normed and rotated."""
+        options = self.options
+        dtype = options.rotation.compute_dtype
+        estimate = self._input_vectors(name, inputs)
         if f"{name}_norm" in inputs.arrays:
-            x = self._normed(x, inputs.arrays[f"{name}_norm"])
-        if name == "v":
-            return x.by_head()
-        spec = self.rope.spec
-        rotation = self.options.rotation
-        exact, error = reference.rotation(spec, x.value, inputs.ids, dtype=rotation.compute_dtype)
-        error += half_ulp(exact.high, np.float64)
-        if not rotation.tables:
-            error += angle_rounding(self.rope, x.value, inputs.ids)
-        first, second = spec.pair_elements()
-        pair_error = self.rope.attention_factor * (x.error[..., first] + x.error[..., second])
-        inherited = x.error.copy()
-        inherited[..., first] = pair_error
-        inherited[..., second] = pair_error
-        return Estimate(exact.high, error + inherited).by_head()
+            estimate = self._normed(estimate, inputs.arrays[f"{name}_norm"])
+        angle_bound = np.zeros_like(estimate.value)
+        if name != "v":
+            x = estimate.value
+            if not options.rotation.tables:
+                angle_bound = angle_rounding(self.rope, x, inputs.ids)
+            exact, bound = reference.rotation(self.rope.spec, x, inputs.ids, dtype=dtype)
+            bound = bound + angle_bound + half_ulp(exact.high, np.float64)
+            variance = self._rotated_variance(estimate.variance)
+            estimate = Estimate(exact.high, variance + (bound / attention.DEVIATIONS) ** 2)
+        # Keys and values are not if they are computed in that dtype, or come in it.
+        is_rounded = self.dtype != dtype and (name == "k" or options.hidden is not None)
+        is_rounded = is_rounded and options.cache_dtype is None
+        return Rotated(estimate.by_head(), angle_bound.transpose(0, 2, 1, 3), is_rounded)
+
+    def _rotated_variance(self, variance: Float64) -> Float64:
+        """Return variances (…, head_dim) after a rotation: those of both elements of a pair add."""
+        first, second = self.rope.spec.pair_elements()
+        pair_sum = self.rope.attention_factor**2 * (variance[..., first] + variance[..., second])
+        rotated = variance.copy()
+        rotated[..., first] = pair_sum
+        rotated[..., second] = pair_sum
+        return rotated
 
     def _input_vectors(self, name: str, inputs: CaseInputs) -> Estimate:
         """Return q, k or v (batch, tokens, heads, width), projected if there are hidden states."""
@@ -321,21 +341,22 @@ class AttentionValidation(Validation):
 
     def _projected(self, name: str, x: Estimate, arrays: dict[str, Float64]) -> Estimate:
         """Return a projection of vectors, with its bias."""
-        y = attention.product(x, attention.exactly(arrays[f"{name}_weight"]), self.unit)
+        weight = arrays[f"{name}_weight"]
+        y = attention.product(x.value, weight)
         value = y.value + arrays.get(f"{name}_bias", 0.0)
-        return Estimate(value, y.error + self.unit * np.abs(value))
+        rounding = self.unit * (y.variance + value**2)
+        return Estimate(value, x.variance @ weight**2 + rounding)
 
     def _normed(self, x: Estimate, weight: Float64) -> Estimate:
         """Return vectors divided by their root mean square, times a weight."""
         width = x.value.shape[-1]
-        size = np.abs(x.value)
-        square = (size**2).mean(axis=-1, keepdims=True) + self.options.norm_epsilon
-        factor = weight / np.sqrt(square)
-        of_square = (size * x.error).mean(axis=-1, keepdims=True) / square
-        inherited = np.abs(factor) * (x.error + size * of_square)
-        # The root halves the error of the sum of squares, which has `width` roundings.
-        rounding = (width / 2 + NORM) * self.unit * np.abs(factor) * size
-        return Estimate(x.value * factor, inherited + rounding)
+        square = (x.value * x.value).mean(axis=-1, keepdims=True) + self.options.norm_epsilon
+        y = x.value / np.sqrt(square) * weight
+        shared = (x.value * x.value * x.variance).mean(axis=-1, keepdims=True) / width
+        inherited = x.variance + (x.value / square) ** 2 * shared
+        # The root halves the error of the sum of squares, which is 2·n in terms of `product`.
+        rounding = (width / 2 + NORM) * self.unit * y**2
+        return Estimate(y, weight**2 / square * inherited + rounding)
 
     def _mask(self, inputs: CaseInputs) -> Float64:
         """Return the mask that is added to the scores, (batch or 1, heads or 1, tokens, tokens)."""

@@ -264,4 +264,4 @@ def _attended(q: Array, cache: KVCache, result: Array) -> Outcome:
     q_exact, k, v = (exact_attention.exactly(x).by_head() for x in (q, cache.key, cache.value))
     mask = exact_attention.causal_mask(q.shape[1], q.shape[1])
     exact = exact_attention.attention(q_exact, k, v, scale=q.shape[-1] ** -0.5, mask=mask)
-    return Outcome("attention", 0, q.shape, *exact.by_head().compare(result))
+    return Outcome("attention", 0, q.shape, *exact.result.by_head().compare(result))
