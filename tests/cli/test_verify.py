@@ -144,12 +144,6 @@ def test_a_fault_of_the_rotation_fails(spoil, dtype, interleaved, monkeypatch):
     assert not verify.numpy_rotation(rope, (4, 2), dtype).passed
 
 
-def test_several_axes_and_heads_with_frequencies_of_their_own(dtype):
-    inv_freq = [[[1.0, 0.0], [0.5, 0.1]], [[0.0, 0.3], [0.2, 0.7]]]  # (axes, heads, pairs)
-    rope = RotaryEmbedding.from_inv_freq(inv_freq)
-    assert verify.numpy_rotation(rope, (4, 2), dtype).passed
-
-
 @pytest.mark.usefixtures("brief_verify")
 def test_attention_of_tokens_with_coordinates_is_that_of_numpy():
     found = list(verify.rows(RotaryEmbedding.axial(16, 2), (4, 2)))
