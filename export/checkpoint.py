@@ -137,9 +137,9 @@ def exported_layer(
 
     facts: those of the config, perhaps changed. layer, layer_type: at most one may be given.
     """
-    if not config.is_rotated(layer):
-        raise ArgumentError("layer", layer, "select a layer that is rotated")
     found = config.layer(facts, EXPRESSED, layer, layer_type)
+    if found.spec is None:
+        raise ArgumentError("layer", layer, "select a layer that is rotated")
     if found.window is not None and not found.causal:
         raise ValueError(
             f"layers have a window of {found.window} keys on both sides; a mask can hold it (--set "

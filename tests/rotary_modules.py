@@ -23,9 +23,6 @@ NOT_ANNOTATED = {
     "Wav2Vec2ConformerRotaryPositionalEmbedding": "Wav2Vec2ConformerConfig",
 }
 
-# Attention classes beside that of the model whose rotary module is looked at.
-OTHERS = "Vision(?!Text)|Indexer|NoteAudio"
-
 
 def mapped_model(config_class: Any) -> Any:
     """Return the model class of a config class by the auto mapping; None if it names none."""

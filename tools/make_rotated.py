@@ -5,44 +5,116 @@ python tools/make_rotated.py
 
 from __future__ import annotations
 
+import importlib
 import json
-import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
-TESTS = Path(__file__).parents[1] / "tests"
-sys.path.insert(0, str(TESTS / "peers"))
-from test_rotated_values import CASES, theirs  # noqa: E402
+TARGET = Path(__file__).parents[1] / "tests" / "data" / "rotated_by_transformers.json"
+LONG = 131072
 
-TARGET = TESTS / "data" / "rotated_by_transformers.json"
-NAMES = (
-    *(
-        "llama",
-        "llama dynamic long",
-        "llama yarn",
-        "llama llama3",
-        "llama proportional",
-        "gpt_neox",
-        "glm4",
+
+@dataclass(frozen=True)
+class Case:
+    """One model: its folder, the stem of its class names, its config's keys, and its call."""
+
+    folder: str
+    stem: str
+    keys: dict[str, Any] = field(default_factory=dict)
+    layer_type: str | None = None
+    apply: str = "apply_rotary_pos_emb"
+    module: str = "RotaryEmbedding"
+    config: str = "Config"
+    length: int = LONG
+
+
+SMALL = {
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": LONG,
+}
+EXTENSIONS = {
+    "short_factor": [1 + 0.01 * i for i in range(32)],
+    "long_factor": [1 + 0.5 * i for i in range(32)],
+}
+
+
+def llama(rope_type: str, length: int = LONG, original: int | None = None, **keys: Any) -> Case:
+    """Return Llama with a rope type; original: its original_max_position_embeddings."""
+    section = {"rope_type": rope_type, "rope_theta": 123456.0, **keys}
+    if original is not None:
+        section["original_max_position_embeddings"] = original
+    parameters = {"max_position_embeddings": 5000, "rope_parameters": section}
+    return Case("llama", "Llama", {**SMALL, **parameters}, length=length)
+
+
+MLA = {"qk_rope_head_dim": 64, "qk_nope_head_dim": 64, "v_head_dim": 64}
+WIDE = {**SMALL, "head_dim": 64}
+PADDED = {"pad_token_id": 0}
+GEMMA3 = {**WIDE, "num_hidden_layers": 6}
+ESM = {"position_embedding_type": "rotary", "vocab_size": 33, "mask_token_id": 32}
+PHI3 = {
+    **SMALL,
+    **PADDED,
+    "original_max_position_embeddings": 4096,
+    "rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, **EXTENSIONS},
+}
+FULL, SLIDING = "full_attention", "sliding_attention"
+CASES = {
+    "llama": Case("llama", "Llama", SMALL),
+    "llama dynamic long": llama("dynamic", 30000, factor=2.3),
+    "llama yarn": llama("yarn", original=700, factor=7.3, beta_fast=20.0, beta_slow=3.0),
+    "llama llama3": llama(
+        "llama3", original=1300, factor=5.5, low_freq_factor=1.3, high_freq_factor=6.1
     ),
-    *(
-        "llama yarn past the last pair",
-        "llama yarn cut off",
-        "llama yarn from the first pair",
-        "llama yarn mscale",
+    "llama proportional": llama("proportional", partial_rotary_factor=0.37, factor=2.0),
+    "gpt_neox": Case("gpt_neox", "GPTNeoX", SMALL),
+    "glm4": Case("glm4", "Glm4", {**WIDE, **PADDED}),
+    "llama yarn past the last pair": llama("yarn", original=131072, factor=4.0, rope_theta=1e4),
+    "llama yarn cut off": llama("yarn", original=10**6, factor=4.0, rope_theta=50.0, beta_fast=1e4),
+    "llama yarn from the first pair": llama("yarn", original=64, factor=4.0),
+    "llama yarn mscale": llama(
+        "yarn", original=900, factor=9.0, mscale=0.7, mscale_all_dim=0.4, truncate=False
     ),
-    *(
-        "cohere2",
-        "phi3 short",
-        "phi3 long",
-        "deepseek_v3",
-        "gemma3 full",
-        "gemma3 sliding",
-        "gpt_oss",
-        "esm",
+    "cohere2": Case("cohere2", "Cohere2", SMALL),
+    "phi3 short": Case("phi3", "Phi3", PHI3, length=4096),
+    "phi3 long": Case("phi3", "Phi3", PHI3),
+    "deepseek_v3": Case(
+        "deepseek_v3", "DeepseekV3", {**SMALL, **MLA}, apply="apply_rotary_pos_emb_interleave"
     ),
-)
+    "gemma3 full": Case("gemma3", "Gemma3", GEMMA3, FULL, config="TextConfig"),
+    "gemma3 sliding": Case("gemma3", "Gemma3", WIDE, SLIDING, config="TextConfig"),
+    "gpt_oss": Case("gpt_oss", "GptOss", WIDE),
+    "esm": Case("esm", "Esm", {**SMALL, **ESM}),
+}
+
+
+def theirs(
+    case: Case, ids: np.ndarray, x: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+    """Return the model's own rotation of x (bhsd), its frequencies, and its config as a dict."""
+    module = importlib.import_module(f"transformers.models.{case.folder}.modeling_{case.folder}")
+    configuration = importlib.import_module(
+        f"transformers.models.{case.folder}.configuration_{case.folder}"
+    )
+    cfg = getattr(configuration, case.stem + case.config)(**case.keys)
+    rotary = getattr(module, case.stem + case.module)(cfg)
+    layer = {} if case.layer_type is None else {"layer_type": case.layer_type}
+    tensor, positions = torch.from_numpy(x), torch.from_numpy(ids)[None]
+    tables = rotary(tensor, positions, **layer)
+    apply: Callable[..., Any] = getattr(module, case.apply)
+    if case.apply == "apply_rotary_emb":  # Llama 4: complex, heads after tokens
+        rotated = apply(tensor.transpose(1, 2), tensor.transpose(1, 2), tables)[0].transpose(1, 2)
+    else:
+        rotated = apply(tensor, tensor, *tables)[0]
+    prefix = "" if case.layer_type is None else f"{case.layer_type}_"
+    return rotated.numpy(), getattr(rotary, f"{prefix}inv_freq").double().numpy(), cfg.to_dict()
 
 
 def fixed_input(tokens: int) -> np.ndarray:
@@ -55,8 +127,7 @@ def fixed_input(tokens: int) -> np.ndarray:
 def main() -> None:
     """Write the file."""
     table = {}
-    for name in NAMES:
-        case = CASES[name]
+    for name, case in CASES.items():
         ids = np.array([0, 1, 1000, case.length - 1])
         rotated, inv_freq, config = theirs(case, ids, fixed_input(len(ids)))
         table[name] = {

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import importlib
 import inspect
 import math
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 from model_source import annotated, built_by, class_definitions, is_rotary
-from rotary_modules import apply_functions, mapped_model, rotated
+from rotary_modules import mapped_model
 from transformers import PreTrainedConfig
 
 MODELS = Path(transformers.__file__).parent / "models"
+
+# Attention classes beside that of the model whose rotary module is looked at.
+OTHERS = "Vision(?!Text)|Indexer|NoteAudio"
 
 
 def code_of(cls: type[PreTrainedConfig]) -> tuple[Path, str]:
@@ -90,3 +96,40 @@ def pairing(cls: type[PreTrainedConfig]) -> bool | str:
     if len(found) != 1:
         raise SystemExit(f"{cls.model_type}: its apply functions pair in these ways: {found or ''}")
     return found.pop()
+
+
+def apply_functions(folder: str) -> dict[str, Any]:
+    """Return the apply functions of a folder's attention classes, except vision and indexers."""
+    found: dict[str, Any] = {}
+    module = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
+    for name, cls in vars(module).items():
+        own = inspect.isclass(cls) and cls.__module__ == module.__name__
+        if own and re.search("Attention|MLA", name) and not re.search(OTHERS, name):
+            for called in re.findall(r"\b(apply_rotary\w*)\(", inspect.getsource(cls)):
+                found[called] = getattr(module, called)
+    return found
+
+
+def rotated(apply: Any, x: torch.Tensor, angle: float) -> torch.Tensor:
+    """Return a vector that an apply function of transformers rotates by one angle in all pairs.
+
+    The arguments are passed by name, because their order differs between functions and releases.
+    Some functions take cos and sin of the elements, others of the pairs.
+    """
+    head = x[None, None, None]
+    for width in (x.numel(), x.numel() // 2):
+        angles = torch.full((1, 1, width), angle, dtype=x.dtype)
+        arguments = {
+            **dict.fromkeys(("q", "k", "v", "xq", "xk", "x", "tensor"), head),
+            "cos": angles.cos(),
+            "sin": angles.sin(),
+            "freqs_cis": torch.polar(torch.ones_like(angles), angles),
+        }
+        names = inspect.signature(apply).parameters
+        given = {name: arguments[name] for name in names if name in arguments}
+        try:
+            result = apply(**given)
+        except RuntimeError:
+            continue
+        return (result if isinstance(result, torch.Tensor) else result[0]).flatten()
+    raise LookupError(f"{apply.__module__}.{apply.__name__} takes cos and sin of another shape")

@@ -90,11 +90,10 @@ class Group:
         rotated = ": not rotated" if self.spec is None else ""
         if self.layer_type is not None:
             return f"{escaped(self.layer_type)}{rotated}"
-        sections = self.config.rope_parameters.values()
-        are_rotated = None not in sections
-        if are_rotated and sections:
-            are_rotated = None not in [layer.rope_parameters for layer in self.config.layers]
-        return f"{'all layers' if are_rotated else 'all rotated layers'}{rotated}"
+        sections: list[Mapping[str, Any] | None] = [*self.config.rope_parameters.values()]
+        if sections:
+            sections += [layer.rope_parameters for layer in self.config.layers]
+        return f"{'all rotated layers' if None in sections else 'all layers'}{rotated}"
 
     @cached_property
     def ropes(self) -> dict[str, RotaryEmbedding]:

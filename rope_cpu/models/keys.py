@@ -97,20 +97,20 @@ def refuse_unread_part(raw: Config, names: Mapping[str, str]) -> None:
     names: standard names of keys, with the model type's own. The hidden size of a language model
     may stand outside its object as well, for the sake of other parts.
     """
-    model_keys = {*KEYS["models"], *(own for name, own in names.items() if name != _WIDTH_KEY)}
+    width_keys = {_WIDTH_KEY, names.get(_WIDTH_KEY, _WIDTH_KEY)}
+    model_keys = {*KEYS["models"], *names.values()} - width_keys
     if model_keys & raw.keys():
         return
-    width_keys = {_WIDTH_KEY, names.get(_WIDTH_KEY, _WIDTH_KEY)}
     known_keys = model_keys if width_keys & raw.keys() else model_keys | width_keys
     read = {own.partition(".")[0] for own in names.values()}
     parts = [(path, part) for path, part in objects(raw) if path not in read]
     unread = {path: found for path, part in parts if (found := known_keys & part.keys())}
     others = [path for path in unread if re.search(KEYS["other_parts"], str(path))]
-    paths = sorted(unread, key=lambda path: (path in others, -len(unread[path])))
-    if paths:
+    path = min(unread, key=lambda path: (path in others, -len(unread[path])), default=None)
+    if path is not None:
         raise ValueError(
-            f"`config` has `{min(unread[paths[0]])}` under {shown(paths[0])} alone, which is not "
-            "read; pass that object, with the `model_type` of the language model"
+            f"`config` has `{min(unread[path])}` under {shown(path)} alone, which is not read; "
+            "pass that object, with the `model_type` of the language model"
         )
 
 

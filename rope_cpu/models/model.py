@@ -404,12 +404,6 @@ class Model(ABC):
         """The facts that all layers share."""
         return Layer(model_type=self.model_type, other=self.unknown_attention)
 
-    def is_rotated(self, index: int | None) -> bool:
-        """Return False for a layer without rotation; one that there is not is refused later."""
-        if index is None:
-            return True
-        return None not in [entry.rope_parameters for entry in self.layers[index : index + 1]]
-
     def layer(
         self,
         facts: Layer,
@@ -423,7 +417,9 @@ class Model(ABC):
         layer_type: at most one may be given. Raises ValueError or TypeError for other facts, and if
         the config does not determine the layer.
         """
-        is_rotated = self.is_rotated(index)
+        # An index that there is not is refused later.
+        own = self.layers[index : index + 1] if index is not None else ()
+        is_rotated = None not in [layer.rope_parameters for layer in own]
         facts = facts if is_rotated else facts.without_rotation()
         facts.refuse_unknown(known)
         if facts.qk_norm is not None and facts.norm_epsilon is None:
