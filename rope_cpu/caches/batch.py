@@ -210,12 +210,16 @@ def _pages(page_table: ArrayLike, lengths: Int64, page_size: int) -> Int64:
 
 def _filled_up(page_table: Sequence[Any]) -> Int64:
     """Return a page table from its rows, which are filled up with -1 if they differ in length."""
-    rows = [scalars.integers("page_table", row, most=limits.PAGES) for row in page_table]
-    if any(row.ndim != 1 for row in rows):
-        raise ArgumentError("page_table", Finding("has other rows"), "be (sequences, pages)")
-    shape = (len(rows), max(map(len, rows), default=0))
-    scalars.check_shape_size("page_table", shape, *shape, most=limits.PAGES)
-    table = np.full(shape, -1)
+    longest = limits.PAGES // max(len(page_table), 1)
+    rows: list[Int64] = []
+    for row in page_table:
+        if isinstance(row, range):  # whose array is large, though it is small itself
+            scalars.check_length("page_table", row, longest)
+        rows.append(scalars.integers("page_table", row, most=longest))
+        if rows[-1].ndim != 1:
+            finding = Finding(f"has a row of shape {rows[-1].shape}")
+            raise ArgumentError("page_table", finding, "be (sequences, pages)")
+    table = np.full((len(rows), max(map(len, rows), default=0)), -1)
     for filled, row in zip(table, rows, strict=True):
         filled[: len(row)] = row
     return table
