@@ -154,7 +154,7 @@ def _cache_builds(dtypes: list[str], kinds: list[CacheKind]) -> list[Build]:
 
     dtypes: those of the inputs that have such kernels.
     """
-    if not dtypes:
+    if kinds and not dtypes:
         finding = Finding(
             f"holds {', '.join(map(str, kinds))}, but `dtypes` holds float64 alone, which has no "
             "kernels of caches"

@@ -212,7 +212,7 @@ def parse_table_rows(value: object, table: tuple[int, ...], layout: str) -> Arra
     table: its shape, (length, pairs) or (length, heads, pairs).
     """
     length, *row_shape = table
-    ids = position_array("position_ids", value)
+    ids = _numeric_array("position_ids", value)
     if ids.dtype.kind not in "iu":
         rule = "hold integers, which look up the rows of a table"
         raise ArgumentTypeError("position_ids", Finding.dtype_of(ids), rule)

@@ -188,3 +188,9 @@ def test_refusals_write_nothing(call, error, argument):
         array[...] = 1
     assert_refused(call, error, argument)
     assert all((array == 1).all() for array in WATCHED)
+
+
+@pytest.mark.parametrize("ids", [[True] * 3, [0.5] * 3, ["a"] * 3])
+def test_only_integers_look_up_rows(ids):
+    with pytest.raises(TypeError, match=r"`position_ids` has dtype .*; it must hold integers, wh"):
+        apply_rotary(X, TABLE, TABLE, ids)

@@ -88,9 +88,10 @@ def operations(builds):
     return found
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("empty", [None, [], ()])
-def test_caches_have_kernels_only_where_their_dtypes_are_given(empty):
-    builds = warmup.kernel_builds("float32", empty)
+def test_caches_have_kernels_only_where_their_dtypes_are_given(empty, dtype):
+    builds = warmup.kernel_builds(dtype, empty)
     assert {build for build, _ in builds} == {
         warmup.cos_sin_kernel,
         warmup.cos_sin_part,
