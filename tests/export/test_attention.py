@@ -297,6 +297,19 @@ def test_validate_finds_a_wrong_attention(target, name):
     assert not report.passed
 
 
+@pytest.mark.parametrize("name", ["scale", "softcap", "theta"])
+def test_validate_finds_a_wrong_attention_behind_wide_projections(name, rng):
+    """Roundings of their sums have no common direction: a bound for that would hide the faults."""
+    shapes = {"q": (128, 512), "k": (64, 512), "v": (64, 512), "o": (512, 128)}
+    weights = {key: rng.standard_normal(shape) * shape[1] ** -0.5 for key, shape in shapes.items()}
+    options = HEADS | {"rope": ROPE, "weights": weights}
+    model, right = (export.export_attention(**options | given) for given in WRONG[name])
+    assert export.validate(right, ROPE).passed
+    del model.metadata_props[:]
+    model.metadata_props.extend(right.metadata_props)
+    assert not export.validate(model, ROPE).passed
+
+
 @pytest.mark.parametrize("past", [True, False])
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 def test_validate_finds_inputs_rounded_to_float16(target, name, past):
