@@ -310,6 +310,13 @@ def test_validate_finds_a_wrong_attention_behind_wide_projections(name, rng):
     assert not export.validate(model, ROPE).passed
 
 
+@pytest.mark.parametrize("cache", ["growing", "shared"])
+def test_validate_finds_an_input_that_no_node_reads(cache):
+    model = export.export_attention(ROPE, **HEADS, target="ort", cache=cache, max_positions=32)
+    model.graph.input.append(helper.make_tensor_value_info("other", TensorProto.FLOAT, [1]))
+    assert not export.validate(model, ROPE).passed
+
+
 @pytest.mark.parametrize("past", [True, False])
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 def test_validate_finds_inputs_rounded_to_float16(target, name, past):
