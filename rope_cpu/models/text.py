@@ -11,7 +11,7 @@ import numpy as np
 
 from rope_cpu.arguments import scalars
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
-from rope_cpu.arguments.texts import did_you_mean, shown
+from rope_cpu.arguments.texts import cut, did_you_mean, shown
 from rope_cpu.frequencies import axes, scaling
 from rope_cpu.frequencies.rope_types import MISSING
 from rope_cpu.frequencies.spec import RopeSpec, reverse_direction, with_still_pairs
@@ -237,6 +237,7 @@ def _rope_parameters_by_type(
             raise ArgumentTypeError(name, section[name], "be no object")
     parts: dict[str | None, Any]
     if any(isinstance(value, Mapping) for value in section.values()):
+        _refuse_keys_beside_sections(key, section)
         # Null: layers of this type are not rotated.
         parts = {label: part for label, part in section.items() if isinstance(part, Mapping | None)}
     elif facts.has_layer_sections:
@@ -249,6 +250,19 @@ def _rope_parameters_by_type(
         label: None if part is None else _completed(label, part, text, facts)
         for label, part in parts.items()
     }
+
+
+def _refuse_keys_beside_sections(key: str, section: Config) -> None:
+    """Raise for a key beside the sections of layer types, where nothing reads it.
+
+    A copy of a key in one of them is no harm (Laguna has the original length at both places).
+    """
+    parts = [part for part in section.values() if isinstance(part, Mapping)]
+    for name, value in section.items():
+        is_copy = any(part.get(name) == value for part in parts)
+        if not (isinstance(value, Mapping) or is_copy or keys.is_neutral(name, value)):
+            rule = f"be in a section of `{key}`, as it has one for each layer type"
+            raise ArgumentError(cut(str(name)), value, rule, "move it into those that it is for")
 
 
 def _default_section(text: Config, facts: ModelFacts) -> RopeParameters:

@@ -89,6 +89,13 @@ BASE = {"rope_theta": 5e5}
 NO_BASE = {"rope_theta": None}
 DEFAULT = {"rope_type": "default", **BASE}
 ROTARY = {"position_embedding_type": "rotary"}
+
+
+def beside_a_section(**keys: Any) -> dict[str, Any]:
+    section = {"full_attention": {"rope_type": "default"}} | keys
+    return llama(rope_parameters=section, layer_types=["full_attention"])
+
+
 REFUSALS: list[tuple[Any, type[Exception], str]] = [
     (17, TypeError, "`config` is a int"),
     ("/no/such/folder", ValueError, "`config` is '/no/such/folder'"),
@@ -137,6 +144,8 @@ REFUSALS: list[tuple[Any, type[Exception], str]] = [
     (llama(rope_parameters=DEFAULT, rope_scaling=YARN), ValueError, "`rope_scaling` differs"),
     ({"text_config": llama(rope_parameters=DEFAULT, rope_scaling=YARN)}, ValueError, "differs"),
     (llama(rope_parameters=YARN | BASE, rope_scaling=YARN), ValueError, "`rope_scaling` differs"),
+    (beside_a_section(rope_theta=5e5), ValueError, "`rope_theta` is 500000.0; .* in a section of"),
+    (beside_a_section(factor=8.0), ValueError, "`factor` is 8.0; it must be in a section of"),
 ]
 
 
