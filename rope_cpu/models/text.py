@@ -258,9 +258,10 @@ def _refuse_keys_beside_sections(key: str, section: Config) -> None:
     A copy of a key in one of them is no harm (Laguna has the original length at both places).
     """
     parts = [part for part in section.values() if isinstance(part, Mapping)]
-    for name, value in section.items():
+    beside = {name: value for name, value in section.items() if not isinstance(value, Mapping)}
+    for name, value in beside.items():
         is_copy = any(part.get(name) == value for part in parts)
-        if not (isinstance(value, Mapping) or is_copy or keys.is_neutral(name, value)):
+        if not is_copy and not keys.is_neutral(name, value):
             rule = f"be in a section of `{key}`, as it has one for each layer type"
             raise ArgumentError(cut(str(name)), value, rule, "move it into those that it is for")
 
