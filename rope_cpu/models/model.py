@@ -316,8 +316,8 @@ class Model(ABC):
         Raises
         ------
         ValueError
-            If a number is out of range or differs between the selected layers, or if neither the
-            file nor its model type has it.
+            If a number is out of range or differs between the selected layers, if neither the file
+            nor its model type has it, or if that of key/value heads does not divide the other.
 
         Examples
         --------
@@ -332,7 +332,14 @@ class Model(ABC):
             raise ValueError(f"the config lacks the number of heads; add one of {listed}")
         if self.is_latent:
             return heads, 1
-        return heads, self._head_count(self.kv_heads_keys, layer_type, layer) or heads
+        kv_heads = self._head_count(self.kv_heads_keys, layer_type, layer) or heads
+        # The default of a model type need not suit a file that lacks the number.
+        is_default = kv_heads in map(self.facts.defaults.get, self.kv_heads_keys)
+        if heads % kv_heads and not is_default:
+            rule = f"divide the number of query heads, {heads}"
+            remedy = "take both numbers from the config of the model"
+            raise ArgumentError(self.kv_heads_keys[0], kv_heads, rule, remedy)
+        return heads, kv_heads
 
     def _head_count(
         self, keys: Sequence[str], layer_type: str | None, layer: int | None

@@ -228,10 +228,14 @@ MY_CODE = {"AutoConfig": "my.MyConfig", "AutoModelForCausalLM": "modeling_my.MyF
 OTHER_TASK = {"AutoModel": "bidirectional.LlamaModel"}
 GEMMA4 = of_type("gemma4_text", use_bidirectional_attention="vision")
 PALIGEMMA = {"model_type": "paligemma", "text_config": of_type("gemma")}
+FALCON = of_type("falcon", num_key_value_heads=None, new_decoder_architecture=True)
 REFUSED = [
     (of_type("llama"), 4, "`index` is 4; it must be below 4, the number of layers"),
     (of_type("llama"), True, "`index` is True; it must be an integer"),
     (of_type("gemma3n_text", num_kv_shared_layers=1), 3, "below 3: later layers reuse keys"),
+    (of_type("llama", num_key_value_heads=3), 0, "_heads` is 3; it must divide .* heads, 4"),
+    (of_type("llama", num_key_value_heads=8), 0, "_heads` is 8; it must divide .* heads, 4"),
+    (FALCON | {"num_kv_heads": 3}, 0, "_heads` is 3; it must divide .* heads, 4"),
     (of_type("my_own", rope_theta=1e4), 0, "attention is not known .*; give `AttentionLayer`"),
     (PALIGEMMA, 0, "among tokens of image and prompt; .*give its `text_config`"),
     (of_type("llama4_text"), 0, "chunks of 8192 tokens"),

@@ -5,6 +5,12 @@ import pytest
 from rope_cpu.models import reader
 
 GEMMA4 = {"model_type": "gemma4_text", "num_attention_heads": 16, "num_key_value_heads": 8}
+FALCON_40B = {
+    "model_type": "falcon",
+    "new_decoder_architecture": True,
+    "num_attention_heads": 128,
+    "num_kv_heads": 8,
+}
 MIMO = {"model_type": "mimo_v2_flash", "num_attention_heads": 64, "num_key_value_heads": 4}
 LAGUNA = {
     "model_type": "laguna",
@@ -129,7 +135,7 @@ def test_attention_is_causal_or_not(config, causal):
     ("config", "kv_heads"),
     [
         ({"model_type": "falcon", "num_attention_heads": 71, "multi_query": True}, 1),
-        ({"model_type": "falcon", "num_kv_heads": 8, "new_decoder_architecture": True}, 8),
+        (FALCON_40B, 8),
         ({"model_type": "falcon", "num_attention_heads": 71, "multi_query": False}, 71),
         ({"model_type": "RefinedWeb", "n_head": 128, "n_head_kv": 8}, 8),
         ({"model_type": "chatglm", "multi_query_group_num": 2}, 2),
