@@ -309,12 +309,23 @@ def _old_values(label: str, own: Config, text: Config, facts: ModelFacts) -> Rop
     for name, own_keys in (("rope_theta", facts.theta), (SHARE, facts.partial)):
         key = own_keys.get(label)
         value = _value(text, key)
-        if isinstance(value, list):  # by layer
-            index = layer_types.index(label) if label in layer_types else len(value)
-            value = value[index] if index < len(value) else None
+        if isinstance(value, list):
+            value = _of_layers(str(key), value, label, layer_types)
         if value is not None and (name not in own or key != name):
             values[name] = value
     return values
+
+
+def _of_layers(key: str, values: list[Any], label: str, layer_types: Sequence[str]) -> Any:
+    """Return the value of the layers of a type in a list by layer; None if there are none."""
+    if not layer_types or len(values) < len(layer_types):
+        rule = "have a value for each of the layers in `layer_types`"
+        raise ArgumentError(key, values, rule, "add those to the config")
+    own = [value for value, kind in zip(values, layer_types, strict=False) if kind == label]
+    if any(value != own[0] for value in own):
+        rule = f"have one value for the layers of type {shown(label)}"
+        raise ArgumentError(key, values, rule, "layers that differ need types of their own")
+    return own[0] if own else None
 
 
 def _completed(label: str | None, part: Config, text: Config, facts: ModelFacts) -> RopeParameters:

@@ -96,6 +96,11 @@ def beside_a_section(**keys: Any) -> dict[str, Any]:
     return llama(rope_parameters=section, layer_types=["full_attention"])
 
 
+def step(bases: list[float]) -> dict[str, Any]:
+    layer_types = ["full_attention", "sliding_attention", "sliding_attention"]
+    return of("step3p5", rope_theta=bases, layer_types=layer_types)
+
+
 REFUSALS: list[tuple[Any, type[Exception], str]] = [
     (17, TypeError, "`config` is a int"),
     ("/no/such/folder", ValueError, "`config` is '/no/such/folder'"),
@@ -145,6 +150,9 @@ REFUSALS: list[tuple[Any, type[Exception], str]] = [
     ({"text_config": llama(rope_parameters=DEFAULT, rope_scaling=YARN)}, ValueError, "differs"),
     (llama(rope_parameters=YARN | BASE, rope_scaling=YARN), ValueError, "`rope_scaling` differs"),
     (beside_a_section(rope_theta=5e5), ValueError, "`rope_theta` is 500000.0; .* in a section of"),
+    (of("step3p5", rope_theta=[5e6, 1e4]), ValueError, "`rope_theta` is .* each of the layers in"),
+    (step([5e6, 1e4]), ValueError, "`rope_theta` is .* have a value for each of the layers in"),
+    (step([5e6, 1e4, 77]), ValueError, "one value for the layers of type 'sliding_attention'"),
     (beside_a_section(factor=8.0), ValueError, "`factor` is 8.0; it must be in a section of"),
 ]
 
