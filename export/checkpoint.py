@@ -10,7 +10,7 @@ import numpy as np
 
 from rope_cpu.arguments import scalars
 from rope_cpu.arguments.errors import ArgumentError
-from rope_cpu.attention_layer import check_known, check_mask
+from rope_cpu.attention_layer import check_known, check_mask, check_own_keys
 from rope_cpu.models.layer import EXPRESSED, Layer
 from rope_cpu.models.model import Model
 from rope_cpu.models.reader import read
@@ -124,9 +124,10 @@ def attention_weights(
     >>> rope = RotaryEmbedding.from_config(config, layer=0)
     >>> model = export.export_attention(rope, **options | weights)
     """
-    scalars.whole_number("layer", layer, 0)
+    number = scalars.whole_number("layer", layer, 0)
     parsed = read(config)
     check_known(parsed)
+    check_own_keys(parsed, "layer", number)
     return layer_weights(exported_layer(parsed, parsed.attention, layer), tensors)
 
 

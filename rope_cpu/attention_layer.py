@@ -224,9 +224,7 @@ def attention_layer(
     if number >= count:
         rule = f"be below {count or '`num_hidden_layers`'}, the number of layers"
         raise ArgumentError("index", number, rule)
-    if number >= count - facts.shared_layers:
-        rule = f"be below {count - facts.shared_layers}: later layers reuse keys and values"
-        raise ArgumentError("index", number, rule)
+    check_own_keys(parsed, "index", number)
     layer = parsed.layer(facts, (*EXPRESSED, *SERVED), number)
     rope = None if layer.spec is None else RotaryEmbedding.from_spec(layer.spec)
     return AttentionLayer(**vars(layer), rope=rope)
@@ -245,6 +243,14 @@ def check_known(config: Model, stated: Container[str] = ()) -> None:
         f"({', '.join(missing)}){meaning}; give `AttentionLayer` or `export_attention` these "
         f"arguments yourself, or state each to the command: {settings}"
     )
+
+
+def check_own_keys(config: Model, name: str, index: int) -> None:
+    """Raise ValueError for a layer, given as argument `name`, without keys of its own."""
+    count = len(config.layers) - config.attention.shared_layers
+    if count <= index < len(config.layers):
+        rule = f"be below {count}: later layers reuse keys and values"
+        raise ArgumentError(name, index, rule)
 
 
 def check_mask(facts: Layer) -> None:

@@ -18,7 +18,7 @@ from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.arguments.scalars import whole_number
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import DTYPES
-from rope_cpu.attention_layer import check_known, check_mask
+from rope_cpu.attention_layer import check_known, check_mask, check_own_keys
 from rope_cpu.cli import command_line
 from rope_cpu.cli.command_line import UsageError, integer, print_lines
 from rope_cpu.export import files
@@ -168,6 +168,8 @@ def export_model_attention(
     if facts.bidirectional_tokens is not None and not facts.causal and not has_mask:
         raise UsageError("--set causal=false needs a mask of these tokens; give --mask bool")
     check_mask(facts)
+    if args.weights is not None and args.layer is not None:
+        check_own_keys(config, "layer", args.layer)
     layer = exported_layer(config, facts, args.layer, args.layer_type)
     rope = rotation(args, config)
     options = layer_options(layer) | _weights(args, layer, departures)

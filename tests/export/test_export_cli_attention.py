@@ -151,6 +151,7 @@ def settings(stated):
 
 
 FULL = "full_attention"
+SHARED = LLAMA | {"num_hidden_layers": 4, "num_kv_shared_layers": 2}
 NUMBER = "; its value must be a number above 0, or none"
 
 
@@ -164,6 +165,11 @@ NUMBER = "; its value must be a number above 0, or none"
         ),
         (LLAMA | {"max_position_embeddings": 0}, ("--target", "ort"), "`max_position_embeddings`"),
         (GEMMA2, ("--weights", "a", "--layer-type", FULL), "--weights and --layer-type are both g"),
+        (
+            SHARED,
+            ("--weights", "a", "--layer", "3"),
+            "`layer` is 3; it must be below 2: later layers",
+        ),
         (LLAMA, ("--seq-len", "5"), "--seq-len is 5, but rope type 'default' is the same at"),
         (UNKNOWN, settings(STATED), "`model_type` is 'mymodel', so the pairing is not known"),
         ({"model_type": "gpt2"}, (), "`model_type` is 'gpt2': its positions are added to"),

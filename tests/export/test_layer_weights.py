@@ -187,6 +187,11 @@ TENSORS_REFUSED = [
     (([], LLAMA, 0), TypeError, "`tensors` is a list; it must be a mapping of names"),
     (("a.bin", LLAMA, 0), ValueError, "`tensors` is 'a.bin'; it must be a file"),
     (({}, LLAMA, None), TypeError, "`layer` is None; it must be an integer"),
+    (
+        ({}, LLAMA | {"num_kv_shared_layers": 2}, 2),
+        ValueError,
+        "`layer` is 2; it must be below 1: l",
+    ),
     (("missing.safetensors", LLAMA, 0), FileNotFoundError, "No such file"),
 ]
 
