@@ -443,12 +443,13 @@ class Model(ABC):
         window = self._window(facts, layer_type)
         num_heads, num_kv_heads = self.heads(layer_type, index)
         width = self.head_dim(layer_type) if spec is None else spec.head_dim
-        parameters = self.rope_parameters
-        section = parameters.get(layer_type) or parameters.get(None) or {}
+        section = (own[0] if own else layer_of(layer_type, self.rope_parameters)).rope_parameters
         return replace(
             facts,
             **(_WITHOUT_NORMS if facts.qk_norm is None else {}),
             index=index,
+            layer_type=layer_type,
+            rope_parameters=section,
             spec=spec,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
@@ -457,7 +458,7 @@ class Model(ABC):
             scale=width**-0.5 if facts.scale is None else facts.scale,
             window=window or None,
             softcap=facts.softcap or None,
-            query_factors=query_factors(facts.query_scale, {**self.values, **section}),
+            query_factors=query_factors(facts.query_scale, {**self.values, **(section or {})}),
         )
 
     def _window(self, facts: Layer, layer_type: str | None) -> int | None:

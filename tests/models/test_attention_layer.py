@@ -10,6 +10,7 @@ import pytest
 from safetensors_files import write_safetensors
 
 import rope_cpu
+from rope_cpu.models.reader import read
 
 HEADS, KV_HEADS, WIDTH, HIDDEN = 4, 2, 16, 48
 ROWS = {"q": HEADS * WIDTH, "k": KV_HEADS * WIDTH, "v": KV_HEADS * WIDTH}
@@ -84,6 +85,8 @@ def test_every_layer_has_its_own_facts(tmp_path):
 def test_a_layer_without_rotation(model_type):
     layer = rope_cpu.attention_layer(of_type(model_type), 3)
     assert (layer.rope, layer.head_dim, layer.window) == (None, WIDTH, None)
+    own = read(of_type(model_type)).layers[3]
+    assert (layer.layer_type, layer.rope_parameters) == (own.layer_type, None)
 
 
 def log_factor(beta, lengths):
