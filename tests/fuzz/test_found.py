@@ -27,7 +27,7 @@ def test_a_model_without_one_of_its_outputs_is_reported():
     model.graph.output.remove(left_out)
     report = export.validate(model, rope)
     assert not report.passed
-    assert "there is no output present_value" in [outcome.problem for outcome in report.outcomes]
+    assert any("present_value" in outcome.problem for outcome in report.outcomes)
 
 
 def test_a_model_with_a_name_that_is_no_text_is_reported(tmp_path):
