@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from copy import deepcopy
 from typing import Any
 
 import onnx
@@ -17,14 +16,6 @@ from rope_cpu.arguments.texts import shown
 from .graph import DOMAIN
 
 _LINKS_RULE = "map inputs of later models to outputs of earlier ones"
-
-# Names of one kind, and of which kinds no other model may have the name. Subgraphs of different
-# models do not see each other, but all see the values outside of them.
-_APART = {
-    "node": ("node",),
-    "value": ("value", "value of a subgraph"),
-    "value of a subgraph": ("value",),
-}
 
 # The sizes that named dimensions of a model stand for.
 _Sizes = dict[str, onnx.TensorShapeProto.Dimension]
@@ -62,7 +53,8 @@ def merge(
     ValueError
         If models use one name for different things, or have different opsets, or different
         metadata under one key; if a link has no input, or no earlier output of its dtype and shape;
-        if a model has functions of its own; or if there is no model.
+        if a model has functions of its own, subgraphs (If, Loop, Scan) or sparse initializers; or
+        if there is no model.
 
     Examples
     --------
@@ -91,9 +83,9 @@ def merge(
 class _Merger:
     """Adds models to one; `argument` is the name of the added model in error texts.
 
-    facts: {(subject, name): value}, what all models must agree on; of names of nodes and of values
-    the model that they belong to. outputs: of all models. read: those that a later model reads.
-    used: the inputs that were linked.
+    facts: {(subject, name): value}, what all models must agree on. owners: {(subject, name): the
+    model that a node or a value belongs to}. outputs: of all models. read: those that a later model
+    reads. used: the inputs that were linked. tensors: {content: name} of initializers.
     """
 
     def __init__(self, links: dict[str, str]) -> None:
@@ -101,6 +93,7 @@ class _Merger:
         self.model = onnx.ModelProto(producer_name=DOMAIN, producer_version=__version__)
         self.model.graph.name = "merged"
         self.facts: dict[tuple[str, str], Any] = {}
+        self.owners: dict[tuple[str, str], str] = {}
         self.outputs: dict[str, onnx.ValueInfoProto] = {}
         self.read: set[str] = set()
         self.used: set[str] = set()
@@ -108,26 +101,29 @@ class _Merger:
 
     def add(self, model: onnx.ModelProto, argument: str) -> None:
         """Add a model behind those before."""
+        _check_operators(model, argument)
         self._add_facts(model, argument)
-        graph = model.graph
-        linked = dict(self._linked(graph, argument))
-        sizes = self._linked_sizes(graph, linked, argument)
-        for value in graph.input:
+        part = _without_tensors(model.graph)
+        linked = dict(self._linked(part, argument))
+        self._unify_sizes(part, linked, argument)
+        for value in part.input:
             if value.name not in linked:
-                self._add_input(value, sizes, argument)
-        names = linked | self._add_initializers(graph, linked, argument)
-        for node in graph.node:
-            self._add_node(node, names, sizes, argument)
-        public = {value.name for value in (*graph.input, *graph.output)}
-        made = {name for node in graph.node for name in node.output} - public
-        infos = [value for value in graph.value_info if value.name in made]
-        self.model.graph.value_info.extend(_sized(value, sizes) for value in infos)
-        for value in graph.output:
-            name = linked.get(value.name, value.name)
-            self._agree("type", name, _type(value), argument)
-            self.outputs[name] = _sized(value, sizes)
-            self.outputs[name].name = name
-            self.read.discard(name)
+                self._add_input(value, argument)
+        names = linked | self._add_initializers(model.graph, linked, argument)
+        for node in part.node:
+            self._claim("node", node.name, argument)
+            for name in node.output:
+                self._claim("value", name, argument)
+            node.input[:] = [names.get(name, name) for name in node.input]
+        public = {value.name for value in (*part.input, *part.output)}
+        made = {name for node in part.node for name in node.output} - public
+        graph = self.model.graph
+        graph.node.extend(part.node)
+        graph.value_info.extend(value for value in part.value_info if value.name in made)
+        for value in part.output:
+            value.name = linked.get(value.name, value.name)
+            self.outputs[value.name] = value
+            self.read.discard(value.name)
 
     def merged(self) -> onnx.ModelProto:
         """Return the merged model."""
@@ -138,34 +134,24 @@ class _Merger:
         graph = self.model.graph
         for name, value in self.outputs.items():
             (graph.value_info if name in self.read else graph.output).append(value)
-        for (subject, name), value in self.facts.items():
-            if subject == "opset":
-                self.model.opset_import.add(domain=name, version=value)
-            elif subject == "metadata":
-                self.model.metadata_props.add(key=name, value=value)
         return self.model
 
     def _add_facts(self, model: onnx.ModelProto, argument: str) -> None:
-        """Add the versions and metadata of a model; raise unless it is one without functions."""
-        if not isinstance(model, onnx.ModelProto):
-            raise ArgumentTypeError(argument, Finding.type_of(model), "be an onnx.ModelProto")
-        if model.functions:
-            finding = Finding(f"has the function {shown(model.functions[0].name)}")
-            remedy = "inline it: onnx.inliner.inline_local_functions"
-            raise ArgumentError(argument, finding, "have operators alone", remedy)
+        """Add the versions and metadata of a model."""
         self.model.ir_version = max(self.model.ir_version, model.ir_version)
         for opset in model.opset_import:
             domain = "" if opset.domain == "ai.onnx" else opset.domain
-            self._agree("opset", domain, opset.version, argument)
+            if self._is_new("opset", domain, opset.version, argument):
+                self.model.opset_import.add(domain=domain, version=opset.version)
         for entry in model.metadata_props:
-            self._agree("metadata", entry.key, entry.value, argument)
+            if self._is_new("metadata", entry.key, entry.value, argument):
+                self.model.metadata_props.append(entry)
 
     def _linked(self, graph: onnx.GraphProto, argument: str) -> Iterator[tuple[str, str]]:
         """Yield the inputs that are outputs of earlier models, each with the output."""
         for value in graph.input:
             name = self.links.get(value.name, value.name)
             if name in self.outputs:
-                self._agree("type", name, _type(value), argument)
                 self.used.add(value.name)
                 self.read.add(name)
                 yield value.name, name
@@ -173,53 +159,59 @@ class _Merger:
                 finding = Finding.holds(f"{shown(name)}, which is no output before {argument}")
                 raise ArgumentError("links", finding, _LINKS_RULE)
 
-    def _linked_sizes(
+    def _unify_sizes(
         self, graph: onnx.GraphProto, linked: Mapping[str, str], argument: str
-    ) -> _Sizes:
-        """Return the sizes of outputs that named dimensions of linked inputs stand for.
+    ) -> None:
+        """Give named dimensions of linked inputs the sizes of the outputs, in the whole graph.
 
-        Raises ValueError where the shapes of an input and of its output contradict each other.
+        Raises ValueError where an input and its output contradict each other.
         """
         sizes: _Sizes = {}
         for value in graph.input:
-            known = self.outputs.get(linked.get(value.name, ""))
-            if known is None or not (_has_shape(value) and _has_shape(known)):
+            if value.name not in linked:
                 continue
-            dims = value.type.tensor_type.shape.dim
-            known_dims = known.type.tensor_type.shape.dim
-            for size, known_size in zip(dims, known_dims, strict=False):
-                if size.dim_param and known_size.WhichOneof("value"):
-                    sizes.setdefault(size.dim_param, known_size)
-            sized = _sized(value, sizes).type.tensor_type.shape.dim
-            pairs = zip(sized, known_dims, strict=False)
-            numbers = [pair for pair in pairs if pair[0].HasField("dim_value")]
-            named = {known_size.dim_param: size for size, known_size in numbers}
-            named.pop("", None)
-            for output in self.outputs.values():  # dimensions of one name are one size
-                _set_sizes(output, named)
-            if len(dims) != len(known_dims) or any(map(_differ, sized, known_dims)):
+            known = self.outputs[linked[value.name]]
+            fits = _type(value) == _type(known)
+            if fits and _has_shape(value) and _has_shape(known):
+                fits = self._fit(value, known, sizes)
+            if not fits:
                 finding = Finding(f"has input {shown(helper.printable_value_info(value))}")
-                rule = f"have the shape before it, {shown(helper.printable_value_info(known))}"
+                rule = f"have that before it, {shown(helper.printable_value_info(known))}"
                 raise ArgumentError(argument, finding, rule)
-            for size, known_size in numbers:  # other inputs that are this output must agree
-                known_size.CopyFrom(size)
-        return sizes
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            _set_sizes(value, sizes)
 
-    def _add_input(self, value: onnx.ValueInfoProto, sizes: _Sizes, argument: str) -> None:
-        """Add an input, or check that one of its name is the same."""
-        if ("input", value.name) not in self.facts:
+    def _fit(self, value: onnx.ValueInfoProto, known: onnx.ValueInfoProto, sizes: _Sizes) -> bool:
+        """Return True if a linked input has the shape of its output; add to the sizes of names."""
+        dims = value.type.tensor_type.shape.dim
+        known_dims = known.type.tensor_type.shape.dim
+        for size, known_size in zip(dims, known_dims, strict=False):
+            if size.dim_param and known_size.WhichOneof("value"):
+                sizes.setdefault(size.dim_param, known_size)
+        _set_sizes(value, sizes)
+        numbers = [
+            (size, known_size)
+            for size, known_size in zip(dims, known_dims, strict=False)
+            if size.HasField("dim_value")
+        ]
+        named = {known_size.dim_param: size for size, known_size in numbers if known_size.dim_param}
+        for output in self.outputs.values():  # dimensions of one name are one size
+            _set_sizes(output, named)
+        return len(dims) == len(known_dims) and all(
+            size.dim_value == known_size.dim_value or not known_size.HasField("dim_value")
+            for size, known_size in numbers
+        )
+
+    def _add_input(self, value: onnx.ValueInfoProto, argument: str) -> None:
+        """Add an input, unless it is there, and the same."""
+        if self._is_new("input", value.name, helper.printable_value_info(value), argument):
             self._claim("value", value.name, argument)
-            self.model.graph.input.append(_sized(value, sizes))
-        self._agree("input", value.name, helper.printable_value_info(value), argument)
+            self.model.graph.input.append(value)
 
     def _add_initializers(
         self, graph: onnx.GraphProto, linked: Mapping[str, str], argument: str
     ) -> dict[str, str]:
         """Return the names of initializers in the merged model; a link replaces a default."""
-        for sparse in graph.sparse_initializer:
-            if sparse.values.name not in linked:
-                self._claim("value", sparse.values.name, argument)
-                self.model.graph.sparse_initializer.append(sparse)
         public = {value.name for value in (*graph.input, *graph.output)}
         names = {}
         for tensor in graph.initializer:
@@ -237,62 +229,58 @@ class _Merger:
             self.model.graph.initializer.append(tensor)
         return self.tensors[content]
 
-    def _add_node(
-        self, node: onnx.NodeProto, names: Mapping[str, str], sizes: _Sizes, argument: str
-    ) -> None:
-        """Add a node that reads values under the names of the merged model."""
-        self._claim("node", node.name, argument)
-        for name in node.output:
-            self._claim("value", name, argument)
-        for name in _subgraph_values(node):
-            self._claim("value of a subgraph", name, argument)
-        added = self.model.graph.node.add()
-        added.CopyFrom(node)
-        _rename(added, names, sizes)
-
     def _claim(self, subject: str, name: str, argument: str) -> None:
         """Note the owner of a name; raise ValueError if that is an earlier model."""
-        for other in _APART[subject]:
-            owner = self.facts.get((other, name), argument)
-            if name and owner != argument:
-                finding = Finding(f"has the {subject} {shown(name)}, as {owner} has")
-                remedy = "give the layers different name_prefix"
-                raise ArgumentError(argument, finding, "have names of its own", remedy)
-        self.facts.setdefault((subject, name), argument)
+        owner = self.owners.setdefault((subject, name), argument)
+        if name and owner != argument:
+            finding = Finding(f"has the {subject} {shown(name)}, as {owner} has")
+            remedy = "give the layers different name_prefix"
+            raise ArgumentError(argument, finding, "have names of its own", remedy)
 
-    def _agree(self, subject: str, name: str, value: Any, argument: str) -> None:
-        """Note a fact of all models; raise ValueError if an earlier model says otherwise."""
-        known = self.facts.setdefault((subject, name), value)
+    def _is_new(self, subject: str, name: str, value: Any, argument: str) -> bool:
+        """Return True for the first model with a fact; raise ValueError if one has another."""
+        key = (subject, name)
+        is_new = key not in self.facts
+        known = self.facts.setdefault(key, value)
         if value != known:
             finding = Finding(f"has {subject} {shown(name)}: {shown(value)}")
             raise ArgumentError(argument, finding, f"have that before it, {shown(known)}")
+        return is_new
 
 
-def _type(value: onnx.ValueInfoProto) -> str:
-    """Return the name of the dtype of a tensor, or the text of another type."""
-    if value.type.HasField("tensor_type"):
-        return str(onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type))
-    return str(value.type)
+def _check_operators(model: onnx.ModelProto, argument: str) -> None:
+    """Raise unless an argument is a model of operators and tensors alone."""
+    if not isinstance(model, onnx.ModelProto):
+        raise ArgumentTypeError(argument, Finding.type_of(model), "be an onnx.ModelProto")
+    if model.functions:
+        finding = Finding(f"has the function {shown(model.functions[0].name)}")
+        remedy = "inline it: onnx.inliner.inline_local_functions"
+        raise ArgumentError(argument, finding, "have operators alone", remedy)
+    for node in model.graph.node:
+        if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
+            finding = Finding(f"has the operator {shown(node.op_type)}, which has a subgraph")
+            raise ArgumentError(argument, finding, "have none (If, Loop, Scan)")
+    if model.graph.sparse_initializer:
+        raise ArgumentError(argument, Finding("has sparse initializers"), "have dense ones alone")
+
+
+def _without_tensors(graph: onnx.GraphProto) -> onnx.GraphProto:
+    """Return a copy of a graph without its initializers."""
+    copy = onnx.GraphProto()
+    copy.node.extend(graph.node)
+    copy.input.extend(graph.input)
+    copy.output.extend(graph.output)
+    copy.value_info.extend(graph.value_info)
+    return copy
+
+
+def _type(value: onnx.ValueInfoProto) -> int | str:
+    """Return the dtype of a tensor, or the text of another type."""
+    return value.type.tensor_type.elem_type or str(value.type)
 
 
 def _has_shape(value: onnx.ValueInfoProto) -> bool:
     return bool(value.type.tensor_type.HasField("shape"))
-
-
-def _differ(size: onnx.TensorShapeProto.Dimension, other: onnx.TensorShapeProto.Dimension) -> bool:
-    """Return True if two sizes are numbers and differ."""
-    are_numbers = size.HasField("dim_value") and other.HasField("dim_value")
-    return bool(are_numbers and size.dim_value != other.dim_value)
-
-
-def _sized(value: onnx.ValueInfoProto, sizes: _Sizes) -> onnx.ValueInfoProto:
-    """Return a copy of a value info with the sizes that its named dimensions stand for.
-
-    A copy, as a value info keeps in memory the whole model that it is part of.
-    """
-    copy = deepcopy(value)
-    _set_sizes(copy, sizes)
-    return copy
 
 
 def _set_sizes(value: onnx.ValueInfoProto, sizes: _Sizes) -> None:
@@ -307,31 +295,3 @@ def _content(tensor: onnx.TensorProto) -> Hashable:
     A digest, because every access to `raw_data` copies it.
     """
     return tensor.data_type, tuple(tensor.dims), hashlib.sha256(tensor.raw_data).digest()
-
-
-def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """Yield the graphs that a node has itself."""
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
-
-
-def _subgraph_values(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield the names of all values that subgraphs of a node make."""
-    for graph in _subgraphs(node):
-        yield from (value.name for value in (*graph.input, *graph.initializer))
-        yield from (sparse.values.name for sparse in graph.sparse_initializer)
-        for inner in graph.node:
-            yield from inner.output
-            yield from _subgraph_values(inner)
-
-
-def _rename(node: onnx.NodeProto, names: Mapping[str, str], sizes: _Sizes) -> None:
-    """Rename the values that a node reads, and the sizes in it, also those in subgraphs."""
-    node.input[:] = [names.get(name, name) for name in node.input]
-    for graph in _subgraphs(node):
-        for value in (*graph.input, *graph.output, *graph.value_info):
-            _set_sizes(value, sizes)
-        for inner in graph.node:
-            _rename(inner, names, sizes)
