@@ -60,14 +60,6 @@ def add_pairing_arguments(parser: argparse.ArgumentParser) -> None:
     add("--half", dest="interleaved", action="store_false", help=half)
 
 
-def integer(text: str) -> int:
-    """Convert the value of an option to an integer."""
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{shown(text)} is not a whole number") from None
-
-
 def config_from_arguments(args: argparse.Namespace) -> Model:
     """Return the config named by CONFIG, or the one shipped with the package.
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -13,45 +12,39 @@ from typing import Any, get_args
 import onnx
 
 from rope_cpu import RotaryEmbedding, export
-from rope_cpu.arguments import limits
-from rope_cpu.arguments.errors import ArgumentError
-from rope_cpu.arguments.scalars import whole_number
+from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import DTYPES
 from rope_cpu.attention_layer import check_known, check_mask, check_own_keys
 from rope_cpu.cli import command_line
-from rope_cpu.cli.command_line import UsageError, integer, print_lines
+from rope_cpu.cli.command_line import UsageError, print_lines
 from rope_cpu.export import files
 from rope_cpu.export.checkpoint import exported_layer, layer_options, layer_weights
 from rope_cpu.export.graph import Layout
 from rope_cpu.export.options import AttentionPositions, Cache, Mask, Names, Positions
 from rope_cpu.export.targets import TARGETS
-from rope_cpu.export.validation.validate import MAX_SEED
 from rope_cpu.models.layer import Layer
 from rope_cpu.models.model import Model
 
 GRAPH_OPTIONS = ("target", "dtype", "layout", "positions", "max_positions", "opset")
 ATTENTION_GRAPH_OPTIONS = ("mask", "cache", "cache_dtype", "batch_chunks", "name_prefix", "names")
-ATTENTION_OPTIONS = ("weights", *ATTENTION_GRAPH_OPTIONS)
 
-# Names for --set, fields of `Layer`: numbers, truth values, and parts of a model's attention
-# that can be left out.
-NUMBERS: dict[str, type[int] | type[float]] = {"window": int, "softcap": float, "scale": float}
-TRUTHS = {"true": True, "false": False}
-RULES = {
-    **dict.fromkeys(NUMBERS, "a number above 0, or none"),
-    "causal": " or ".join(TRUTHS),
-    **dict.fromkeys(("sinks", "qk_norm", "v_norm", "chunk", "query_scale"), "none"),
-    **dict.fromkeys(("bidirectional_tokens", "other"), "none"),
-}
+# Names for --set, fields of `Layer`: numbers, and those that take a few words alone.
+_NUMBERS: dict[str, type[int] | type[float]] = {"window": int, "softcap": float, "scale": float}
+_PARTS = ("sinks", "qk_norm", "v_norm", "chunk", "query_scale", "bidirectional_tokens", "other")
+_WORDS: dict[str, dict[str, bool | None]] = {name: {"none": None} for name in _PARTS}
+_WORDS["causal"] = {"true": True, "false": False}
+_RULE = (
+    f"{', '.join(_NUMBERS)} with a number above 0 or none, causal with true or false, or one of "
+    f"{', '.join(_PARTS)} with none"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `rope-cpu export`."""
     command_line.add_config_arguments(parser)
     add = parser.add_argument
-    layer = "index of a layer, from 0, instead of its type"
-    add("--layer", type=integer, metavar="N", help=layer)
+    add("--layer", type=int, metavar="N", help="index of a layer, from 0, instead of its type")
     command_line.add_pairing_arguments(parser)
     output = "file to write; large tables go to FILE.data"
     add("-o", "--output", type=Path, required=True, metavar="FILE", help=output)
@@ -59,8 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--target", choices=TARGETS, help=target)
     dtype = "dtype of inputs and outputs (default: float32)"
     add("--dtype", choices=DTYPES, default="float32", help=dtype)
-    opset = "default: the lowest opset of the target"
-    add("--opset", type=integer, metavar="N", help=opset)
+    add("--opset", type=int, metavar="N", help="default: the lowest opset of the target")
     layout = "axes of queries and keys (default: bhsd)"
     add("--layout", choices=get_args(Layout), default="bhsd", help=layout)
     sources = sorted({*get_args(Positions), *get_args(AttentionPositions)})
@@ -69,11 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "rows of cos and sin tables (default: no tables, computed in the graph; for attention with "
         "target ort the config's max_position_embeddings)"
     )
-    add("--max-positions", type=integer, metavar="N", help=rows)
+    add("--max-positions", type=int, metavar="N", help=rows)
     length = "sequence length, for rope types that depend on it"
-    add("--seq-len", type=integer, metavar="N", help=length)
-    add("--inverse", action="store_true", help="undo the rotation")
-    add("--seed", type=integer, default=0, help="seed of the validation's inputs (default: 0)")
+    add("--seq-len", type=int, metavar="N", help=length)
+    add("--inverse", action="store_true", default=None, help="undo the rotation")
+    add("--seed", type=int, default=0, help="seed of the validation's inputs (default: 0)")
     _add_attention_arguments(parser)
 
 
@@ -89,7 +81,7 @@ def _add_attention_arguments(parser: argparse.ArgumentParser) -> None:
         "depart from the model on purpose, such as window=none, or say what its config does not; "
         "the file's metadata say so"
     )
-    add("--set", action="append", default=[], metavar="NAME=VALUE", help=departure)
+    add("--set", action="append", metavar="NAME=VALUE", help=departure)
     add("--mask", choices=get_args(Mask), help="kind of mask that is an input (default: none)")
     cache = (
         "growing: each step returns a longer cache (default); shared: written in place, by default "
@@ -119,11 +111,11 @@ def run(args: argparse.Namespace) -> int:
     Returns 0, or 1 if validation fails; no file is written then.
     """
     command_line.check_file(args.output)
-    make_model = export_model_attention if args.attention else _export_rotation
+    make_model = _export_attention if args.attention else _export_rotation
     try:
         with command_line.usage_errors():
             files.model_path(args.output, "output")
-            whole_number("seed", args.seed, 0, MAX_SEED)
+            _check_usage(args)
             model, rope = make_model(args, command_line.config_from_arguments(args))
             report = export.validate(model, rope, seed=args.seed)
     except MemoryError as error:
@@ -137,186 +129,128 @@ def run(args: argparse.Namespace) -> int:
     return 0 if report.passed else 1
 
 
-def _export_rotation(
-    args: argparse.Namespace, config: Model
-) -> tuple[onnx.ModelProto, RotaryEmbedding]:
-    """Return a model of the rotation alone, and the rotation."""
-    check_without_attention(args)
-    rope = rotation(args, config)
-    layer_type = args.layer_type if args.layer is None else config.type_of(None, args.layer)
-    heads, kv_heads = config.heads(layer_type)
-    model = export.export_rope(
-        rope,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        inverse=args.inverse,
-        metadata=model_metadata(args, config),
-        **given_options(args, GRAPH_OPTIONS),
-    )
-    return model, rope
-
-
-def export_model_attention(
-    args: argparse.Namespace, config: Model
-) -> tuple[onnx.ModelProto, RotaryEmbedding]:
-    """Return a model of the attention of a layer, and its rotation."""
-    _check_usage(args)
-    departures = read_departures(args.set)
-    check_known(config, departures)
-    facts = changed(config, departures)
-    has_mask = args.mask in ("bool", "float")
-    if facts.bidirectional_tokens is not None and not facts.causal and not has_mask:
-        raise UsageError("--set causal=false needs a mask of these tokens; give --mask bool")
-    check_mask(facts)
-    if args.weights is not None and args.layer is not None:
-        check_own_keys(config, "layer", args.layer)
-    layer = exported_layer(config, facts, args.layer, args.layer_type)
-    rope = rotation(args, config)
-    options = layer_options(layer) | _weights(args, layer, departures)
-    options |= _graph_options(args, config)
-    if args.names == "optimum":
-        options["layer"] = args.layer
-    metadata = model_metadata(args, config, departures)
-    model = export.export_attention(rope, **options, metadata=metadata)
-    _print_notes(facts)
-    return model, rope
-
-
 def _check_usage(args: argparse.Namespace) -> None:
-    """Raise UsageError for options that are wrong with --attention, whatever the model."""
-    if args.inverse:
-        raise UsageError(
-            "--inverse and --attention are both given; attention rotates forward; drop --inverse"
-        )
-    if args.weights is not None and args.layer_type is not None:
-        raise UsageError(
-            "--weights and --layer-type are both given; give --layer instead of the type"
-        )
+    """Raise ArgumentError for an option of attention without --attention, and the reverse."""
+    names = ("inverse",) if args.attention else (*ATTENTION_GRAPH_OPTIONS, "weights", "set")
+    for name in _given(args, names):
+        place = "with" if args.attention else "without"
+        raise ArgumentError(name, Finding("is given"), f"be left out {place} --attention")
 
 
-def rotation(args: argparse.Namespace, config: Model) -> RotaryEmbedding:
-    """Return the rotation of the layer, for --seq-len.
-
-    Raises UsageError if --seq-len is missing or has no effect.
-    """
-    rope = RotaryEmbedding.from_config(
-        config, layer_type=args.layer_type, layer=args.layer, interleaved=args.interleaved
-    )
-    if args.seq_len is None:
-        if rope.spec.needs_length:
-            raise UsageError(
-                f"rope type {rope.rope_type!r} depends on the sequence length; give --seq-len: "
-                f"{rope.spec.length_ranges}"
-            )
-        return rope
-    if rope.spec.length_rule is None:
-        raise UsageError(
-            f"--seq-len is {shown(args.seq_len)}, but rope type {rope.rope_type!r} is the same at "
-            "every length; drop --seq-len"
-        )
-    return rope.at_length(args.seq_len)
-
-
-def _graph_options(args: argparse.Namespace, config: Model) -> dict[str, Any]:
-    """Return the options of the graph, as arguments of the export.
-
-    An operator that rotates looks cos and sin up in tables, which have a row for each position of
-    the model by default.
-    """
-    target = "onnx" if args.cache in (None, "growing") else "ort"
-    options = {"target": target} | given_options(args, (*GRAPH_OPTIONS, *ATTENTION_GRAPH_OPTIONS))
-    key = "max_position_embeddings"
-    needs_tables = TARGETS[options["target"]].attention_rotates
-    if needs_tables and args.max_positions is None and key in config.values:
-        options["max_positions"] = whole_number(key, config.values[key], 1, limits.TABLE)
-    return options
-
-
-def _weights(args: argparse.Namespace, layer: Layer, departures: Collection[str]) -> dict[str, Any]:
-    """Return the weights in the file of --weights, as arguments of the export; {} without it."""
-    if args.weights is None:
-        return {}
-    try:
-        return layer_weights(layer, args.weights, departures)
-    except (OSError, ValueError) as error:
-        if isinstance(error, ArgumentError) and error.argument == "tensors":
-            raise UsageError(error.text("--weights")) from error
-        raise UsageError(f"--weights {args.weights}: {error}") from error
-
-
-def model_metadata(
-    args: argparse.Namespace, config: Model, departures: Mapping[str, Any] | None = None
-) -> dict[str, str]:
-    """Return the metadata entries for the config, for a layer that is chosen, and for --set.
-
-    The last two begin with --name-prefix, since merged models may not differ in an entry.
-    """
-    layer = {"layer": args.layer, "layer_type": args.layer_type}
-    own = {
-        "layer": {name: value for name, value in layer.items() if value is not None},
-        "departures": departures,
-    }
-    prefix = args.name_prefix or ""
-    entries = {f"{prefix}rope_cpu.{key}": json.dumps(value) for key, value in own.items() if value}
-    return {"rope_cpu.config": json.dumps(dict(config.source))} | entries
-
-
-def given_options(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
+def _given(args: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
     """Return the options of these names that are given."""
     options = {name: getattr(args, name) for name in names}
     return {name: value for name, value in options.items() if value is not None}
 
 
-def check_without_attention(args: argparse.Namespace) -> None:
-    """Raise UsageError for an option that needs --attention."""
-    options = [f"--{name.replace('_', '-')}" for name in given_options(args, ATTENTION_OPTIONS)]
-    if args.set:
-        options.append("--set")
-    if options:
-        raise UsageError(f"{options[0]} is an option of attention; give --attention as well")
+def _export_rotation(
+    args: argparse.Namespace, config: Model
+) -> tuple[onnx.ModelProto, RotaryEmbedding]:
+    """Return a model of the rotation alone, and the rotation."""
+    rope = _rotation(args, config)
+    heads, kv_heads = config.heads(args.layer_type, args.layer)
+    model = export.export_rope(
+        rope,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        metadata=_metadata(args, config, {}),
+        **_given(args, (*GRAPH_OPTIONS, "inverse")),
+    )
+    return model, rope
 
 
-def _print_notes(facts: Layer) -> None:
-    """Print advice on layers that share keys."""
-    if facts.shared_layers:
-        note = (
-            f"num_kv_shared_layers is {facts.shared_layers}: the last {facts.shared_layers} layers "
-            "take an earlier one's k and v; export them without --weights, and feed those and its "
-            "cache"
-        )
-        print_lines([note])
+def _export_attention(
+    args: argparse.Namespace, config: Model
+) -> tuple[onnx.ModelProto, RotaryEmbedding]:
+    """Return a model of the attention of a layer, and its rotation."""
+    departures = _departures(args.set or [])
+    check_known(config, departures)
+    facts = _changed(config, departures)
+    has_mask = args.mask in ("bool", "float")
+    if facts.bidirectional_tokens is not None and not facts.causal and not has_mask:
+        raise UsageError("--set causal=false needs a mask of these tokens; give --mask bool")
+    check_mask(facts)
+    layer = exported_layer(config, facts, args.layer, args.layer_type)
+    options = layer_options(layer)
+    if args.weights is not None:
+        if args.layer is not None:
+            check_own_keys(config, "layer", args.layer)
+        options |= layer_weights(layer, args.weights, departures)
+    if args.names == "optimum":
+        options["layer"] = args.layer
+    options |= _graph_options(args, config)
+    rope = _rotation(args, config)
+    metadata = _metadata(args, config, departures)
+    return export.export_attention(rope, **options, metadata=metadata), rope
 
 
-def read_departures(settings: Sequence[str]) -> dict[str, Any]:
+def _rotation(args: argparse.Namespace, config: Model) -> RotaryEmbedding:
+    """Return the rotation of the layer, for --seq-len, which must have an effect."""
+    rope = RotaryEmbedding.from_config(
+        config, layer_type=args.layer_type, layer=args.layer, interleaved=args.interleaved
+    )
+    needed = rope.spec.needs_length
+    if needed and args.seq_len is None:
+        rule = f"be given, as rope type {rope.rope_type!r} depends on it: {rope.spec.length_ranges}"
+        raise ArgumentError("seq_len", None, rule)
+    if not needed and args.seq_len is not None:
+        rule = f"be left out: rope type {rope.rope_type!r} is the same at every length"
+        raise ArgumentError("seq_len", args.seq_len, rule)
+    return rope.at_length(args.seq_len) if needed else rope
+
+
+def _graph_options(args: argparse.Namespace, config: Model) -> dict[str, Any]:
+    """Return the options of the graph, as arguments of `export_attention`.
+
+    An operator that rotates looks cos and sin up in tables, which have a row for each position of
+    the model by default.
+    """
+    target = "onnx" if args.cache in (None, "growing") else "ort"
+    options = {"target": target} | _given(args, (*GRAPH_OPTIONS, *ATTENTION_GRAPH_OPTIONS))
+    needs_tables = TARGETS[options["target"]].attention_rotates
+    if needs_tables and "max_position_embeddings" in config.values:
+        options.setdefault("max_positions", config.maximum_length)
+    return options
+
+
+def _metadata(
+    args: argparse.Namespace, config: Model, departures: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return the metadata entries for the config, for a layer that is chosen, and for --set.
+
+    The last two begin with --name-prefix, since merged models may not differ in an entry.
+    """
+    own = {"layer": _given(args, ("layer", "layer_type")), "departures": departures}
+    prefix = args.name_prefix or ""
+    entries = {f"{prefix}rope_cpu.{key}": json.dumps(value) for key, value in own.items() if value}
+    return {"rope_cpu.config": json.dumps(dict(config.source))} | entries
+
+
+def _departures(settings: Sequence[str]) -> dict[str, Any]:
     """Return {name: value} from the values of all --set; raise UsageError if one is wrong."""
     departures: dict[str, Any] = {}
     for text in settings:
         name, _, value = text.partition("=")
-        if name not in RULES:
-            raise UsageError(f"--set is {shown(text)}; its name must be one of {', '.join(RULES)}")
         if name in departures:
             raise UsageError(f"--set {name} is given twice; give it once")
         try:
             departures[name] = _setting(name, value)
         except (KeyError, ValueError):
-            rule = f"its value must be {RULES[name]}"
-            raise UsageError(f"--set is {shown(text)}; {rule}") from None
+            raise UsageError(f"--set is {shown(text)}; it must be {_RULE}") from None
     return departures
 
 
 def _setting(name: str, text: str) -> Any:
     """Return the value of a --set; raise KeyError or ValueError if it breaks its rule."""
-    if name == "causal":
-        return TRUTHS[text]
-    if text == "none":
-        return None
-    number = NUMBERS[name](text)
-    if not 0 < number < math.inf:
+    if name in _WORDS:
+        return _WORDS[name][text]
+    number = None if text == "none" else _NUMBERS[name](text)
+    if number is not None and not number > 0:
         raise ValueError(text)
     return number
 
 
-def changed(config: Model, departures: Mapping[str, Any]) -> Layer:
+def _changed(config: Model, departures: Mapping[str, Any]) -> Layer:
     """Return the facts of a model's attention, changed by --set.
 
     Raises UsageError for a part that is left out, but that a known model does not have.

@@ -33,6 +33,8 @@ _INSTALL = 'pip install "rope-cpu[all]"'
 
 # Arguments of the commands that are no options.
 _POSITIONAL = ("config", "dtypes", "model", "patterns")
+# Arguments of the library whose option has another name.
+_RENAMED = {"tensors": "weights"}
 
 _BAD_USAGE = 2
 _INTERRUPTED = 130  # as a shell reports a process that SIGINT ended
@@ -61,22 +63,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    command = next((word for word in words if not word.startswith("-")), None)
+    command = words[0] if words else ""
     try:
         read_variables()
     except ValueError as error:
         return _report_error(str(error))
+    if command not in COMMANDS:
+        _overview().parse_args(words[:1])  # it exits: --version, --help, or a wrong word
+    summary = COMMANDS[command]
+    text = f"{summary[0].upper()}{summary[1:]}."
+    parser = _Parser(prog=f"rope-cpu {command}", description=text, allow_abbrev=False)
     try:
-        parser, subparser = _parsers(command)
-        args, unknown = parser.parse_known_args(words)
-        if unknown:
-            subparser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        module = import_module(f"rope_cpu.cli.{command}")
+        module.add_arguments(parser)
+        args = parser.parse_args(words[1:])
         try:
-            return int(args.run(args))
+            return int(module.run(args))
         except OutputError as error:
             return _report_error(str(error))
         except UsageError as error:
-            return _report_error(f"{_error_text(error, args)}; {subparser.see_help()}")
+            return _report_error(f"{_error_text(error, args)}; {parser.see_help()}")
     except ImportError as error:
         package = _missing_package(error)
         if package not in _OPTIONAL_PACKAGES:
@@ -99,13 +105,14 @@ class _Parser(argparse.ArgumentParser):
 def _error_text(error: UsageError, args: argparse.Namespace) -> str:
     """Return the text of an error, with an option in place of the argument that it sets."""
     cause = error.__cause__
-    if not isinstance(cause, AnyArgumentError) or cause.argument not in vars(args):
+    if not isinstance(cause, AnyArgumentError):
         return str(error)
-    if cause.argument == "interleaved":
+    name = _RENAMED.get(cause.argument, cause.argument)
+    if name not in vars(args) or name in _POSITIONAL:
+        return str(error)
+    if name == "interleaved":
         return _pairing_error(cause, args.interleaved)
-    if cause.argument in _POSITIONAL:
-        return str(error)
-    option = f"`--{cause.argument.replace('_', '-')}`"
+    option = f"`--{name.replace('_', '-')}`"
     text = cause.text(option, "is not given" if cause.finding == "is None" else "")
     # The index of a layer is an argument of the library, and an option of some commands.
     return text.replace("; or give `layer`", "; or give --layer" if "layer" in vars(args) else "")
@@ -125,32 +132,18 @@ def _missing_package(error: ImportError) -> str:
     return module.partition(".")[0]
 
 
-def _parsers(called: str | None) -> tuple[_Parser, _Parser]:
-    """Return the parser with all subcommands, and that of the called one.
-
-    Only the called subcommand has its arguments. The second is the first if there is none.
-    """
-    parser = called_parser = _Parser(
+def _overview() -> _Parser:
+    """Return the parser of a command line without a command, whose --help lists all of them."""
+    parser = _Parser(
         prog="rope-cpu",
         description=(rope_cpu.__doc__ or "").partition("\n")[0],
         epilog="`rope-cpu COMMAND --help` shows the arguments of a command.",
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"rope-cpu {rope_cpu.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command, summary in COMMANDS.items():
-        subparser = commands.add_parser(
-            command,
-            help=summary,
-            description=f"{summary[0].upper()}{summary[1:]}.",
-            allow_abbrev=False,
-        )
-        if command == called:
-            module = import_module(f"rope_cpu.cli.{command}")
-            module.add_arguments(subparser)
-            subparser.set_defaults(run=module.run)
-            called_parser = subparser
-    return parser, called_parser
+        commands.add_parser(command, help=summary)
+    return parser
 
 
 def _report_error(text: str) -> int:

@@ -72,6 +72,12 @@ INT8 = "export -o a.onnx --layer-type full_attention --attention --cache-dtype i
         ("export -o a.onnx --layer 0 --layer-type x", "`--layer` is 0; it must be left out"),
         ("export -o a.onnx --layer 0 --dtype float64", "`--dtype` is 'float64'; it must be one of"),
         (INT8, "`--cache-dtype` is 'int8'; it must be left out, as `cache` is 'growing'"),
+        ("export -o a.onnx --layer 0 --inverse --attention", "`--inverse` is given; it must be"),
+        ("export -o a.onnx --layer 0 --attention --weights no", "`--weights` is 'no'; it must be"),
+        (
+            "export -o a.onnx --layer 0 --attention --weights no.safetensors",
+            "no.safetensors: No such file or directory",
+        ),
     ],
 )
 def test_errors_of_the_library_name_options(words, start, tmp_path, monkeypatch, capsys):

@@ -99,19 +99,20 @@ def test_no_file_where_validation_fails(export_to, capsys, monkeypatch, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("--set", "window=none"), "--set is an option of attention; give --attention as well"),
+        (("--set", "window=none"), "`set` is given; it must be left out without --attention"),
         (("--layer", "4"), "`layer` is 4; it must be below 4"),
-        (("--cache-dtype", "int8"), "--cache-dtype is an option of attention"),
-        (("--batch-chunks",), "--batch-chunks is an option of attention"),
-        (("--attention", "--inverse"), "attention rotates forward"),
+        (("--cache-dtype", "int8"), "`cache_dtype` is given; it must be left out without"),
+        (("--batch-chunks",), "`batch_chunks` is given; it must be left out without"),
+        (("--weights", "a"), "`weights` is given; it must be left out without"),
+        (("--attention", "--inverse"), "`inverse` is given; it must be left out with --attention"),
         (("--opset", "7"), "`opset` is 7"),
         (
             ("--seq-len", "50"),
-            "--seq-len is 50, but rope type 'llama3' is the same at every length",
+            "`seq_len` is 50; it must be left out: rope type 'llama3' is the same at every length",
         ),
         (("--positions", "past"), "`positions` is 'past'; it must be one of position_ids"),
         (("--seed", "-1"), "`seed` is -1; it must be at least 0"),
-        (("--attention", "--set", "scale=-1"), "--set is 'scale=-1'; its value must be a number"),
+        (("--attention", "--set", "scale=-1"), "--set is 'scale=-1'; it must be window, softcap"),
     ],
 )
 def test_bad_usage_is_one_line(export_to, arguments, text):
@@ -132,7 +133,7 @@ LONGROPE = FACTORS | {"rope_type": "longrope", "original_max_position_embeddings
 )
 def test_seq_len_is_asked_for(export_to, section, ranges):
     config = CONFIG | {"rope_scaling": section, "max_position_embeddings": 64}
-    text = f"depends on the sequence length; give --seq-len: {ranges}"
+    text = f"`seq_len` is None; it must be given, as rope type .* depends on it: {ranges}"
     with pytest.raises(UsageError, match=text):
         export_to(config=config)
     code, _ = export_to("--seq-len", "256", config=config)

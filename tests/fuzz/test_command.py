@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from rope_cpu import set_num_threads
 from rope_cpu.cli import main as cli
-from rope_cpu.cli.command_line import integer
 from rope_cpu.kernels import threads
 
 LONGEST = 120.0  # seconds, of a machine that is shared
@@ -67,7 +66,7 @@ def value(action):
         return None
     if action.choices:
         return st.sampled_from((*action.choices, "x"))
-    if action.type is integer:
+    if action.type is int:
         return st.sampled_from((*NUMBER, str(LARGEST_NUMBER)))
     return VALUES.get(action.dest, FILES if action.type is Path else WORDS)
 
