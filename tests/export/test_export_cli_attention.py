@@ -401,7 +401,9 @@ def test_weights_of_the_only_layer_need_no_index(export_config, rng, tmp_path, l
     write_safetensors(weights, tensors)
     options = ("--attention", "--weights", str(weights))
     if len(layers) > 1:
-        with pytest.raises(UsageError, match=r"holds several attention modules, .*; choose one by"):
+        with pytest.raises(
+            UsageError, match=r"holds \d attention modules of layer None, .*, chosen by"
+        ):
             export_config(LLAMA, *options)
         with pytest.raises(UsageError, match="layers differ"):
             export_config(GEMMA2, *options)
@@ -416,13 +418,13 @@ def test_a_checkpoint_that_does_not_fit_is_bad_usage(export_config, tmp_path):
     weights = tmp_path / "model.safetensors"
     write_safetensors(weights, {"lm_head.weight": np.zeros((2, 2), np.float32)})
     options = ("--attention", "--layer", "0", "--weights")
-    with pytest.raises(UsageError, match=r"`tensors` holds no query projection of layer 0"):
+    with pytest.raises(UsageError, match=r"`tensors` holds 0 attention modules of layer 0"):
         export_config(LLAMA, *options, str(weights))
     with pytest.raises(UsageError, match=r"^`tensors` is 'q3\.json'; it must be a file"):
         export_config(LLAMA, *options, "q3.json")
     folder = tmp_path / "empty"
     folder.mkdir()
-    with pytest.raises(UsageError, match=r"^`tensors` is the folder '.*empty'; it must hold model"):
+    with pytest.raises(UsageError, match=r"^`tensors` is '.*empty'; it must be .* or a folder"):
         export_config(LLAMA, *options, str(folder))
 
 
@@ -433,7 +435,7 @@ def test_weights_that_cannot_be_read_are_bad_usage(export_config, tmp_path):
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {name: "part.safetensors"}}))
     options = ("--attention", "--layer", "0", "--weights")
-    lacks = r"part\.safetensors' lacks '.*q_proj\.weight', which the index says is in it"
+    lacks = r"part\.safetensors' cannot be read as safetensors: .*q_proj\.weight"
     with pytest.raises(UsageError, match=lacks):
         export_config(LLAMA, *options, str(index))
     with pytest.raises(FileNotFoundError, match=r"missing\.safetensors"):

@@ -66,7 +66,7 @@ def test_separate_projections(parts):
     tensors |= {name.replace(".1.", ".11."): 2 * array for name, array in tensors.items()}
     tensors |= {f"vision_tower.layers.1.self_attn.{name}_proj.weight": parts["o"] for name in "qk"}
     check_equal(export.attention_weights(tensors, LLAMA, 1)["weights"], parts)
-    with pytest.raises(ValueError, match="`tensors` holds no query projection of layer 2"):
+    with pytest.raises(ValueError, match="`tensors` holds 0 attention modules of layer 2"):
         export.attention_weights(tensors, LLAMA, 2)
 
 
@@ -146,9 +146,9 @@ def test_an_index_of_several_files(parts, tmp_path):
 OTHER_MODELS = [
     ({"gate_proj.weight": 0}, "llama", "holds gate_proj.weight under"),
     ({"q_norm.weight": 0, "k_norm.weight": 0}, "llama", "k_norm.weight, q_norm.weight"),
-    ({"k_proj.weight": None}, "llama", "holds no k_proj under"),
-    ({"o_proj.weight": None}, "llama", "holds no o_proj under"),
-    ({"qkv_proj.weight": sum(ROWS.values())}, "llama", "fused projection of model type"),
+    ({"k_proj.weight": None}, "llama", "holds none of k_proj.weight, key.weight under"),
+    ({"o_proj.weight": None}, "llama", "holds none of o_proj.weight"),
+    ({"qkv_proj.weight": sum(ROWS.values())}, "llama", "order of rows in the fused projection"),
     ({}, "qwen3", "holds none of q_norm.weight"),
     ({}, "gpt_oss", "holds none of sinks"),
     ({}, "olmo2", "over the whole projection"),
@@ -183,8 +183,8 @@ def test_an_output_projection_outside_of_the_module(parts):
 
 
 TENSORS_REFUSED = [
-    (({3: np.ones(2)}, LLAMA, 0), TypeError, "`tensors` has the key 3; keys must be names"),
-    (([], LLAMA, 0), TypeError, "`tensors` is a list; it must be a mapping of names"),
+    (({3: np.ones(2)}, LLAMA, 0), TypeError, "`tensors` is a dict; it must be a path, or a map"),
+    (([], LLAMA, 0), TypeError, "`tensors` is a list; it must be a path, or a mapping"),
     (("a.bin", LLAMA, 0), ValueError, "`tensors` is 'a.bin'; it must be a file"),
     (({}, LLAMA, None), TypeError, "`layer` is None; it must be an integer"),
     (
@@ -211,7 +211,7 @@ def test_names_are_escaped_in_errors(parts):
     for call, text in (
         (
             lambda: export.attention_weights(tensors | {f"{MARK}.1.{MARK}": 1}, LLAMA, 1),
-            "no part of the attention",
+            "no other part of it",
         ),
         (lambda: export.attention_weights({**tensors, **strings(tensors)}, LLAMA, 1), "numbers"),
         (lambda: export.attention_options(MARKED), "attention is not known"),
@@ -230,7 +230,7 @@ def strings(tensors):
 
 def test_two_models_in_one_state_dict_are_refused(parts):
     tensors = llama_tensors(parts) | llama_tensors(parts, "draft.layers.1.self_attn.")
-    with pytest.raises(ValueError, match="several attention modules of layer 1"):
+    with pytest.raises(ValueError, match="holds 2 attention modules of layer 1"):
         export.attention_weights(tensors, LLAMA, 1)
 
 

@@ -9,7 +9,7 @@ import pytest
 from control_characters import MARK, WRITTEN
 from safetensors_files import write_safetensors
 
-from rope_cpu.models.tensors import open_tensors
+from rope_cpu.models.tensors import open_tensors, read_tensor
 
 
 @pytest.fixture
@@ -24,21 +24,18 @@ def test_tensors_come_back(file, rng, dtype, shape):
     second = np.ones((3, 2), np.float32)
     write_safetensors(file, {"a.weight": first, "b": second})
     tensors = open_tensors(file)
-    assert list(tensors) == ["a.weight", "b"]
-    assert len(tensors) == 2
-    assert tensors["a.weight"].dtype == first.dtype
-    np.testing.assert_array_equal(tensors["a.weight"], first)
-    np.testing.assert_array_equal(tensors["b"], second)
-    with pytest.raises(KeyError):
-        tensors["c"]
+    assert tensors == {"a.weight": file, "b": file}
+    assert read_tensor(file, "a.weight").dtype == first.dtype
+    np.testing.assert_array_equal(read_tensor(file, "a.weight"), first)
+    np.testing.assert_array_equal(read_tensor(file, "b"), second)
 
 
 def test_a_dtype_that_is_not_real_is_refused_when_it_is_read(file):
     write_safetensors(file, {"a": np.zeros(3, np.int64), "b": np.zeros(3)})
-    tensors = open_tensors(file)
-    with pytest.raises(ValueError, match=r"'a' in .* has dtype 'I64'; it must be F64"):
-        tensors["a"]
-    assert tensors["b"].shape == (3,)
+    assert list(open_tensors(file)) == ["a", "b"]
+    with pytest.raises(ValueError, match=r"`a` has dtype 'I64' in .*; it must have one of F64"):
+        read_tensor(file, "a")
+    assert read_tensor(file, "b").shape == (3,)
 
 
 @pytest.mark.parametrize(
@@ -51,14 +48,14 @@ def test_a_dtype_that_is_not_real_is_refused_when_it_is_read(file):
 )
 def test_a_damaged_file_is_refused(file, content):
     file.write_bytes(content)
-    with pytest.raises(ValueError, match=r"model\.safetensors.* is not a safetensors file: "):
+    with pytest.raises(ValueError, match=r"model\.safetensors.* cannot be read as safetensors: "):
         open_tensors(file)
 
 
 def test_an_error_of_the_format_is_escaped(file):
     header = json.dumps({"a": {"dtype": MARK, "shape": [], "data_offsets": [0, 0]}}).encode()
     file.write_bytes(struct.pack("<Q", len(header)) + header)
-    with pytest.raises(ValueError, match="is not a safetensors file: ") as error:
+    with pytest.raises(ValueError, match="cannot be read as safetensors: ") as error:
         open_tensors(file)
     text = str(error.value)
     assert text.isprintable()
@@ -68,7 +65,7 @@ def test_an_error_of_the_format_is_escaped(file):
 def test_a_truncated_file_is_refused(file):
     write_safetensors(file, {"a": np.ones(32)})
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"is not a safetensors file: "):
+    with pytest.raises(ValueError, match=r"cannot be read as safetensors: "):
         open_tensors(file)
 
 
@@ -97,9 +94,8 @@ def test_a_folder_stands_for_its_weights(tmp_path, file):
 
 def test_a_folder_without_weights_is_refused(tmp_path, file):
     file.mkdir()  # a folder with the name of a file
-    words = "must hold model.safetensors or model.safetensors.index.json"
     for folder in (file, tmp_path):
-        with pytest.raises(ValueError, match=f"`tensors` is the folder '{folder}'; it {words}"):
+        with pytest.raises(ValueError, match=f"`tensors` is '{folder}'; it must be .* or a folder"):
             open_tensors(folder)
 
 
@@ -108,6 +104,6 @@ def test_an_index_of_another_checkpoint_is_refused(tmp_path):
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": dict.fromkeys("ab", "part.safetensors")}))
     tensors = open_tensors(index)
-    assert tensors["a"].shape == (3,)
-    with pytest.raises(ValueError, match=r"part\.safetensors' lacks 'b', which the index says"):
-        tensors["b"]
+    assert read_tensor(tensors["a"], "a").shape == (3,)
+    with pytest.raises(ValueError, match=r"part\.safetensors' cannot be read .* tensor b"):
+        read_tensor(tensors["b"], "b")

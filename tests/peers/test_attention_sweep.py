@@ -29,7 +29,7 @@ from rope_cpu import RotaryEmbedding, export  # noqa: E402
 from rope_cpu.export.targets import TARGETS  # noqa: E402
 from rope_cpu.export.validation.session import open_session  # noqa: E402
 from rope_cpu.models.model_types import model_facts  # noqa: E402
-from rope_cpu.models.tensors import open_tensors  # noqa: E402
+from rope_cpu.models.tensors import open_tensors, read_tensor  # noqa: E402
 
 pytestmark = pytest.mark.peers
 
@@ -305,7 +305,8 @@ def test_rows_of_a_published_file(tmp_path: Path) -> None:
     model_type = "gradium_phonon_tts"
     small = small_model(model_type, num_key_value_heads=4)
     small.model.save_pretrained(tmp_path)
-    tensors = open_tensors(tmp_path / "model.safetensors")
+    files = open_tensors(tmp_path / "model.safetensors")
+    tensors = {name: read_tensor(file, name) for name, file in files.items()}
     state = small.state(model_type)
     module = "layers.1.self_attn."
     projections = [state[f"{module}{name}_proj.weight"].numpy() for name in "qkv"]
