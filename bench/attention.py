@@ -112,12 +112,6 @@ class Attended:
         return max(ratios)
 
 
-def _read(x: Array) -> Array:
-    """Return stored keys or values as float32, by one pass over them."""
-    read: Array = x.astype(np.float32)
-    return read * np.float32(_SCALES["int8"]) if x.dtype == np.int8 else read
-
-
 def attention(step: Attended) -> Call:
     """Attend by one call of `rope_cpu.attention`."""
     q = step.queries()
@@ -132,8 +126,8 @@ def attention(step: Attended) -> Call:
 
 
 def numpy_attention(step: Attended) -> Call:
-    """Attend by matrix products of NumPy, sequence by sequence; other dtypes are cast first."""
-    if step.kind.hadamard:
+    """Attend by matrix products of NumPy, sequence by sequence; bfloat16 is cast first."""
+    if step.kind.key not in DTYPES:
         raise UnavailableError(f"{step.kind} is not read in NumPy")
     key, value = step.keys_and_values()
     scale = np.float32(HEAD_DIM**-0.5)
@@ -147,14 +141,14 @@ def numpy_attention(step: Attended) -> Call:
 
     def attend(q: Array, key: Array, value: Array) -> Array:
         rows = q.transpose(1, 2, 0, 3).reshape(KV_HEADS, -1, HEAD_DIM) * scale
-        scores = rows @ _read(key).swapaxes(-1, -2)
+        scores = rows @ key.astype(np.float32, copy=False).swapaxes(-1, -2)
         by_token = scores.reshape(KV_HEADS, -1, step.new, step.length)
         if step.new > 1:
             by_token[:, :, hidden] = -np.inf
         scores -= scores.max(axis=-1, keepdims=True)
         weights = np.exp(scores, out=scores)
         total = weights.sum(axis=-1, keepdims=True)
-        y = (weights @ _read(value)) / total
+        y = weights @ value.astype(np.float32, copy=False) / total
         by_head = y.reshape(HEADS, step.new, HEAD_DIM)
         return np.ascontiguousarray(by_head.swapaxes(0, 1))
 
@@ -170,6 +164,7 @@ def onnx_attention(step: Attended) -> Call:
         raise UnavailableError(f"GroupQueryAttention has no {step.kind} on the CPU")
     from rope_cpu import export
 
+    scale = np.float32(_SCALES.get(step.kind.key, 1.0))
     is_int8 = step.kind.key == "int8"
     model = export.export_attention(
         _NO_ROTATION,
@@ -184,15 +179,15 @@ def onnx_attention(step: Attended) -> Call:
     key, value = step.keys_and_values()
     feeds = {
         "q": step.queries().reshape(step.sequences, step.new, HEADS, HEAD_DIM),
-        "k": _read(key[:, :, -step.new :].swapaxes(1, 2)).copy(),
-        "v": _read(value[:, :, -step.new :].swapaxes(1, 2)).copy(),
+        "k": np.multiply(key[:, :, -step.new :].swapaxes(1, 2), scale, order="C"),
+        "v": np.multiply(value[:, :, -step.new :].swapaxes(1, 2), scale, order="C"),
         "past_key": key,
         "past_value": value,
         "past_lengths": np.full(step.sequences, step.length - step.new),
     }
     if is_int8:
         for name in ("k_scale", "v_scale"):
-            feeds[name] = np.full((1, KV_HEADS, 1, HEAD_DIM), _SCALES["int8"], np.float32)
+            feeds[name] = np.full((1, KV_HEADS, 1, HEAD_DIM), scale)
     y = np.empty_like(feeds["q"])
     call = export.bind(onnx_session(model), feeds, {"attention": y})
     return Call(call, (), lambda _: y)

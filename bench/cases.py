@@ -6,20 +6,21 @@ to-bfloat16, to-int8, to-int8-hadamard, to-int8-int4-hadamard (the kind of the c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import product
 
 import numpy as np
 
+from rope_cpu import RotaryEmbedding
 from rope_cpu.array_types import CACHE_KINDS, DTYPES, Array
 
 from . import attention, rotations, serving
 from .attention import Attended
-from .measure import Case, Contenders, on_threads
+from .measure import Case, Contenders
 from .serving import HEAD_DIM, HEADS, KV_HEADS, Appended, Move
-from .workloads import Model, Workload
+from .workloads import Workload
 
 OURS: Contenders = {
     "plan": rotations.plan,
@@ -86,25 +87,12 @@ _CONTEXT = 4096
 _CONTEXT_STEP = 17
 
 
-def all_cases(
-    model: Model, with_peers: bool | None = None, threads: Sequence[int] = ()
-) -> list[Case]:
-    """Return every case; rotations have the heads and frequencies of a model.
-
-    with_peers: time other libraries in all cases that have them, in none, or (None) not in
-        rotations that are no default cases.
-    threads: several numbers of threads to compare; the first contender alone is then timed.
-    """
-    rotating = list(_rotations(model))
-    if with_peers is None:
-        rotating = [case if case.default else replace(case, peers={}) for case in rotating]
-    cases = [*rotating, *_serving(), *_attention(), *SHIFTS]
-    if threads:
-        return [on_threads(case, threads) for case in cases]
-    return cases if with_peers is not False else [replace(case, peers={}) for case in cases]
+def all_cases(rope: RotaryEmbedding, heads: tuple[int, int]) -> list[Case]:
+    """Return every case; rotations are those of `rope`, with the heads of q and of k."""
+    return [*_rotations(rope, *heads), *_serving(), *_attention(), *SHIFTS]
 
 
-def _rotations(model: Model) -> Iterator[Case]:
+def _rotations(rope: RotaryEmbedding, heads: int, kv_heads: int) -> Iterator[Case]:
     """Yield rotations: packed ones in every dtype, others in float32."""
     for (shape, (batch, tokens, packed)), in_place in product(SHAPES.items(), (True, False)):
         words = _tokens(tokens) if batch == 1 else f"one token of each of {batch} sequences"
@@ -112,8 +100,8 @@ def _rotations(model: Model) -> Iterator[Case]:
         target = "in place" if in_place else "into other arrays"
         is_usual = shape in USUAL_SHAPES and in_place
         for dtype in DTYPES if packed else ["float32"]:
-            ids = _ids(model, batch, tokens)
-            work = Workload(model.rope, ids, model.heads, model.kv_heads, dtype, packed, in_place)
+            ids = _ids(rope.axes, batch, tokens)
+            work = Workload(rope, ids, heads, kv_heads, dtype, packed, in_place)
             yield Case(
                 f"{shape}/{dtype}" if in_place else f"{shape}/{dtype}/out",
                 f"{words}, q and k {where}, {dtype}, {target}",
@@ -124,12 +112,11 @@ def _rotations(model: Model) -> Iterator[Case]:
             )
 
 
-def _ids(model: Model, batch: int, tokens: int) -> Array:
+def _ids(axes: int, batch: int, tokens: int) -> Array:
     """Return consecutive positions, (tokens,) of one sequence or (batch, tokens)."""
     ids = _CONTEXT + _CONTEXT_STEP * np.arange(batch)[:, None] + np.arange(tokens)
     if batch == 1:
         ids = ids[0]
-    axes = model.rope.axes
     return ids if axes == 1 else np.repeat(ids[..., None], axes, axis=-1)
 
 

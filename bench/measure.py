@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -67,24 +66,13 @@ def measure(case: Case, effort: Effort | None = None) -> Result:
     # The limit comes last: kernels of rope_cpu choose the threading layer of Numba.
     for threads in sorted({1, rope_cpu.get_num_threads()}):
         size = case.workload.bytes_accessed
-        row = Timing(f"limit, {_threads(threads)}", "limit", bytes_accessed=size)
+        row = Timing(f"limit, threads: {threads}", "limit", bytes_accessed=size)
         result.rows.append(row)
         calls.append(_limit(threads, case.workload))
     samples_of_calls = interleave(calls, effort or Effort(budget=_BUDGET * len(calls)))
     for row, samples in zip(result.timed("ours", "peer", "limit"), samples_of_calls, strict=True):
         row.samples = samples
     return result
-
-
-def on_threads(case: Case, counts: Sequence[int]) -> Case:
-    """Return a case whose first contender is timed on each of several numbers of threads."""
-    name, prepare = next(iter(case.ours.items()))
-
-    def prepare_on(count: int, workload: Any) -> Call:
-        return replace(prepare(workload), before_sample=partial(rope_cpu.set_num_threads, count))
-
-    ours = {f"{name}, {_threads(count)}": partial(prepare_on, count) for count in counts}
-    return replace(case, ours=ours, peers={})
 
 
 def _limit(threads: int, workload: Any) -> Call:
@@ -111,10 +99,6 @@ def scale(x, factor, threads):  # type: ignore[no-untyped-def]
         _scale_block(x, factor)
 
 
-def _threads(count: int) -> str:
-    return "1 thread" if count == 1 else f"{count} threads"
-
-
 def _checked_call(row: Timing, prepare: Callable[[Any], Call], workload: Any) -> Call | None:
     """Prepare a call, call it once, and check its results.
 
@@ -122,7 +106,6 @@ def _checked_call(row: Timing, prepare: Callable[[Any], Call], workload: Any) ->
     """
     try:
         call = prepare(workload)
-        call.before_sample()
         returned = call.function(*call.arguments)
         if call.results is not None:
             row.bytes_accessed = workload.bytes_accessed

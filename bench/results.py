@@ -20,7 +20,7 @@ from rope_cpu.machine import caches
 
 CONFIDENCE = 0.95
 
-_PACKAGES = ("rope-cpu", "numpy", "numba", "torch", "jax", "onnxruntime")
+_PACKAGES = ("rope-cpu", "numpy", "numba", "torch", "jax", "onnx", "onnxruntime")
 
 
 class Median(NamedTuple):

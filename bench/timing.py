@@ -23,10 +23,6 @@ WARM_UP_SECONDS = 0.006
 WARM_UP_CALLS = 8
 # A longer call needs no warm-up: its arrays fit no cache.
 LONG_CALL = 0.01
-# The minimum number of rounds, since fewer have no interval of 95 % confidence, and the factor by
-# which slow or interrupted calls may exceed the budget.
-_FEWEST_ROUNDS = 6
-_OVERRUN = 3.0
 
 
 @dataclass
@@ -35,27 +31,25 @@ class Call:
 
     results: converts what a call returns to the results that the workload checks. None for a part
         of the work: it is not checked, and the bytes of the workload mean nothing for it.
-    before_sample: called untimed before each sample, to set the number of threads.
     """
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     results: Callable[[Any], Any] | None = None
-    before_sample: Callable[[], object] = lambda: None
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: seconds of one sample and of all rounds, and the number of rounds.
+    """How long to measure: seconds of one sample and of all rounds, and the least rounds.
 
     A sample is much shorter than the time slices of an operating system, so that most samples are
-    not interrupted on a busy machine, and much longer than a reading of the clock.
+    not interrupted on a busy machine, and much longer than a reading of the clock. Fewer than six
+    rounds have no interval of 95 % confidence.
     """
 
     sample: float = 0.0005
     budget: float = 1.0
-    least: int = 13
-    most: int = 101
+    rounds: int = 13
 
 
 def elapsed(call: Call, loops: int, clock: Clock = time.perf_counter) -> float:
@@ -76,7 +70,6 @@ def elapsed(call: Call, loops: int, clock: Clock = time.perf_counter) -> float:
 
 def calibrate(call: Call, sample: float, clock: Clock = time.perf_counter) -> tuple[int, float]:
     """Return the number of calls that take about `sample` seconds, and the seconds per call."""
-    call.before_sample()
     elapsed(call, 1, clock)
     loops = 1
     seconds = elapsed(call, loops, clock)
@@ -114,25 +107,17 @@ def interleave(
 
     A round takes one sample of each call, in random order, so that drift and other processes affect
     all alike. A sample follows a pause and a few untimed calls. Rounds end when the budget is spent
-    and there are enough of them, or when it is spent several times over.
+    and there are enough of them.
     """
     calibrations = [calibrate(call, effort.sample, clock) for call in calls]
     samples: list[list[float]] = [[] for _ in calls]
     shuffle = random.Random(0)
     start = clock()
-    while not _is_finished(effort, len(samples[0]), clock() - start):
+    while len(samples[0]) < effort.rounds or clock() - start < effort.budget:
         for index in shuffle.sample(range(len(calls)), len(calls)):
             call = calls[index]
             loops, per_call = calibrations[index]
             pause()
-            call.before_sample()
             warm_up(call, per_call, clock)
             samples[index].append(elapsed(call, loops, clock) / loops)
     return samples
-
-
-def _is_finished(effort: Effort, rounds: int, spent: float) -> bool:
-    if rounds < min(_FEWEST_ROUNDS, effort.least):
-        return False
-    budget = effort.budget if rounds >= effort.least else _OVERRUN * effort.budget
-    return rounds >= effort.most or spent >= budget

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from rope_cpu.arguments.texts import escaped, shown
 from rope_cpu.models.model import Model
@@ -70,6 +72,11 @@ def config_from_arguments(args: argparse.Namespace) -> Model:
     return read_config(args.config)
 
 
+def config_name(args: argparse.Namespace) -> str:
+    """Return a name for the config of `config_from_arguments`."""
+    return "Llama 3.1 8B" if args.config is None else str(args.config)
+
+
 def read_config(path: Path) -> Model:
     """Read a config.json, or the one in a folder; raise UsageError if it is invalid."""
     try:
@@ -103,6 +110,13 @@ def write_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file. Infinity and NaN, which JSON has not, are written as text."""
+    finite = json.loads(json.dumps(content), parse_constant=str)
+    with write_errors(path):
+        path.write_text(json.dumps(finite, indent=1) + "\n", "utf-8")
 
 
 def check_picture(path: Path) -> None:

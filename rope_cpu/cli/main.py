@@ -34,7 +34,7 @@ _INSTALL = 'pip install "rope-cpu[all]"'
 # Arguments of the commands that are no options.
 _POSITIONAL = ("config", "dtypes", "model", "patterns")
 # Arguments of the library whose option has another name.
-_RENAMED = {"tensors": "weights"}
+_RENAMED = {"tensors": "weights", "n": "threads"}
 
 _BAD_USAGE = 2
 _INTERRUPTED = 130  # as a shell reports a process that SIGINT ended

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
-import math
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +15,7 @@ from rope_cpu.accuracy import attention as exact_attention
 from rope_cpu.accuracy import reference
 from rope_cpu.accuracy.tolerance import compare
 from rope_cpu.array_types import DTYPES, Array
+from rope_cpu.bench.results import environment
 from rope_cpu.cli import command_line, groups
 from rope_cpu.cli.command_line import UsageError, print_lines
 from rope_cpu.cli.groups import Group
@@ -36,7 +34,6 @@ Heads = tuple[int, int]
 
 # Elements of q: eight times those of the largest models, and some 10 GB of references.
 LARGEST = 2**26
-PACKAGES = ("rope-cpu", "numpy", "numba", "onnx", "onnxruntime")
 LEGEND = (
     "max error: largest difference from the exact rotation, or from attention in float64.",
     "tolerance: largest share of the error allowed to an element, of a rotation",
@@ -65,31 +62,27 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         command_line.check_file(args.json)
     config = command_line.config_from_arguments(args)
-    model = "Llama 3.1 8B" if args.config is None else str(args.config)
+    model = command_line.config_name(args)
     found = groups.from_arguments(config, args)
-    if not any(group.spec for group in found):
+    with command_line.usage_errors():
+        sizes = [group.heads[0] * rope.head_dim for group in found for rope in group.ropes.values()]
+    if not sizes:
         listed = ", ".join(group.layer_type or "all layers" for group in found)
         raise UsageError(f"nothing to verify: {listed} are not rotated")
-    with command_line.usage_errors():
-        for group in found:
-            _check(group)
+    if max(sizes) * TOKENS > LARGEST:
+        text = f"the queries of a token have {max(sizes)} elements"
+        raise UsageError(f"{text}; a prefill of {TOKENS} tokens is too large to verify")
     verified = {group.layer_type: _verified(model, group) for group in found}
     print_lines(LEGEND)
     if args.json is not None:
-        _write_json(args.json, model, verified)
+        layers = [
+            {"layer_type": name, "rows": [row.as_dict() for row in rows]}
+            for name, rows in verified.items()
+        ]
+        content = {"model": model, "versions": environment()["versions"], "layers": layers}
+        command_line.write_json(args.json, content)
     failed = any(row.verdict == "FAIL" for rows in verified.values() for row in rows)
     return 1 if failed else 0
-
-
-def _check(group: Group) -> None:
-    """Raise UsageError for too many heads, ValueError if they or the rotation are left open."""
-    for rope in group.ropes.values():
-        heads, _ = group.heads
-        if heads * rope.head_dim * TOKENS > LARGEST:
-            raise UsageError(
-                f"the config has {heads} heads of {rope.head_dim} elements; "
-                f"a prefill of {TOKENS} tokens of them is too large to verify"
-            )
 
 
 def _verified(model: str, group: Group) -> list[Row]:
@@ -121,18 +114,6 @@ def _line(row: Row, report: Report) -> str:
     return _ROW.format(row.part, row.dtype, row.pairing, row.by, *figures, worst.case)
 
 
-def _write_json(path: Path, model: str, layers: dict[str | None, list[Row]]) -> None:
-    """Write the rows of each layer type, with the outcomes of their reports."""
-    entries = [
-        {"layer_type": name, "rows": [row.as_dict() for row in found]}
-        for name, found in layers.items()
-    ]
-    versions = {package: version(package) for package in PACKAGES}
-    content = {"model": model, "versions": versions, "layers": entries}
-    with command_line.write_errors(path):
-        path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", "utf-8")
-
-
 class Row(NamedTuple):
     """The report on the NumPy kernels or on a target, or the reason why it is not offered."""
 
@@ -153,16 +134,8 @@ class Row(NamedTuple):
     def as_dict(self) -> dict[str, Any]:
         """Return the row for JSON, with the outcomes of its report."""
         outcomes = () if self.report is None else self.report.outcomes
-        reported = {"verdict": self.verdict, "report": [_as_dict(outcome) for outcome in outcomes]}
-        return self._asdict() | reported
-
-
-def _as_dict(outcome: Outcome) -> dict[str, Any]:
-    """Return an outcome for JSON, which has no infinity and no NaN: they are written as text."""
-    return {
-        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in asdict(outcome).items()
-    }
+        report = [asdict(outcome) for outcome in outcomes]
+        return self._asdict() | {"verdict": self.verdict, "report": report}
 
 
 def pairing(rope: RotaryEmbedding) -> str:

@@ -21,14 +21,14 @@ class Machine:
         self.now += cost * (1 + self.drift * self.now)
         self.log.append(name)
 
-    def timed(self, name, cost, **more):
-        return Call(self.call, (name, cost), **more)
+    def timed(self, name, cost):
+        return Call(self.call, (name, cost))
 
     def pause(self, seconds=0.002):
         self.now += seconds
 
-    def interleave(self, calls, *effort, **more):
-        return interleave(calls, Effort(*effort, **more), self.clock, self.pause)
+    def interleave(self, calls, *effort):
+        return interleave(calls, Effort(*effort), self.clock, self.pause)
 
 
 @pytest.mark.parametrize(("spinning", "checks"), [(0.0, 1), (0.03, 16), (9.0, 50)])
@@ -47,11 +47,9 @@ def test_calls_are_repeated_until_a_sample_is_long_enough(cost, loops):
     assert per_call == pytest.approx(cost)
 
 
-def test_rounds_end_with_the_budget_or_the_most():
-    # A round takes 11 ms: a pause of 2, eight calls to warm up, one that is timed. A budget may be
-    # exceeded threefold.
-    efforts = {(0.0, 3, 9): 3, (1e9, 7, 9): 9, (1e-9, 7, 99): 6, (0.02, 20, 99): 6}
-    for effort, rounds in efforts.items():
+def test_rounds_end_with_the_budget():
+    # A round takes 11 ms: a pause of 2, eight calls to warm up, one that is timed.
+    for effort, rounds in {(0.0, 3): 3, (1e-9, 7): 7, (0.1, 3): 10}.items():
         machine = Machine()
         (samples,) = machine.interleave([machine.timed("a", 1e-3)], 1e-3, *effort)
         assert len(samples) == rounds
@@ -60,7 +58,7 @@ def test_rounds_end_with_the_budget_or_the_most():
 def test_the_order_changes_from_round_to_round():
     machine = Machine()
     contenders = [machine.timed(name, 0.02) for name in "abcd"]
-    machine.interleave(contenders, 0.02, 9e9, least=12, most=12)
+    machine.interleave(contenders, 0.02, 0.0, 12)
     timed = machine.log[-12 * 4 :]
     orders = {tuple(timed[i : i + 4]) for i in range(0, len(timed), 4)}
     assert all(sorted(order) == list("abcd") for order in orders)
@@ -70,15 +68,6 @@ def test_the_order_changes_from_round_to_round():
 def test_drift_does_not_change_ratios():
     machine = Machine(drift=0.5)
     calls = [machine.timed("ours", 1e-4), machine.timed("theirs", 4e-4)]
-    ours, theirs = machine.interleave(calls, 0.002, 2.0, least=30)
+    ours, theirs = machine.interleave(calls, 0.002, 2.0, 30)
     assert max(ours) > 1.05 * min(ours)
     assert np.divide(theirs, ours) == pytest.approx(4, rel=0.02)
-
-
-def test_threads_are_set_before_each_sample_and_untimed():
-    machine = Machine()
-    entered = []
-    timed = machine.timed("a", 0.02, before_sample=lambda: entered.append(machine.pause(5.0)))
-    (samples,) = machine.interleave([timed], 0.02, 0.0, least=4)
-    assert len(entered) == 5  # once to calibrate, then once a sample
-    assert samples == pytest.approx([0.02] * 4)
