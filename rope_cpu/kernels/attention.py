@@ -35,8 +35,6 @@ from rope_cpu.kernels.vectors import (
     has_feature,
     joined,
     larger,
-    larger_number,
-    largest_number,
     load,
     load_value,
     muladd,
@@ -303,17 +301,21 @@ def _multiply(scratch, keys, values, rows, start, stop):
             store_quarters(out, x)
 
 
+@partial(compile.device_function, inline=True)
+def _ordered(bits):
+    """Return an integer for the bits of a float32, ordered as the float32 are; and back again."""
+    return np.int32(bits ^ ((bits >> 31) & 0x7FFFFFFF))
+
+
 @compile.device_function
 def _largest(scores, start, stop):
-    """Return the largest score; any number if one is NaN, whose weight is NaN all the same."""
-    largest = splat(_LOWEST, 64)
-    middle = stop - (stop - start) % 64
-    for j in range(start, middle, 64):
-        largest = larger_number(load(scores, j, 64), largest)
-    result = largest_number(largest)
-    for j in range(middle, stop):
-        result = scores[j] if scores[j] > result else result
-    return result
+    """Return the largest score; NaN may be the largest. LLVM vectorises a maximum of integers."""
+    bits = cast(np.int32, scores)
+    largest = _ordered(cast(np.int32, _LOWEST))
+    for j in range(start, stop):
+        score = _ordered(bits[j])
+        largest = score if score > largest else largest
+    return cast(np.float32, _ordered(largest))
 
 
 @partial(compile.device_function, fastmath={"contract", "reassoc"})

@@ -29,10 +29,10 @@ from rope_cpu.kernels.vectors import (
     advance,
     at,
     butterfly,
+    cast,
     comes_first,
     lane_sum,
-    larger_magnitude,
-    largest_lane,
+    largest_magnitude,
     load,
     splat,
     store,
@@ -246,7 +246,7 @@ def quantise_groups(x, out, scales, scratch):
     inverse_steps = at(steps, count)
     for n in range(count):
         group = load(x.pointer, n * GROUP, GROUP)
-        largest = largest_lane(larger_magnitude(group, splat(_ZERO, GROUP)))
+        largest = largest_magnitude(group)
         steps[n] = (-largest if comes_first(group, largest) else largest) / np.float32(8)
     # A loop of its own, as in `write_factors`.
     for n in range(count):
@@ -264,21 +264,18 @@ def quantise_groups(x, out, scales, scratch):
             store(scale, group, splat(steps[n], 1), False)
 
 
-@compile.device_function
+@partial(compile.device_function, inline=True)
 def _largest_magnitude(x, width):
-    largest = splat(_ZERO, 64)
-    for i in range(0, width & -64, 64):
-        largest = larger_magnitude(load(x, i, 64), largest)
-    result = largest_lane(largest)
-    if width & 63:
-        few_largest = splat(_ZERO, 8)
-        for i in range(width & -64, width & -8, 8):
-            few_largest = larger_magnitude(load(x, i, 8), few_largest)
-        one_largest = larger_magnitude(splat(result, 1), splat(largest_lane(few_largest), 1))
-        for i in range(width & -8, width):
-            one_largest = larger_magnitude(load(x, i, 1), one_largest)
-        result = largest_lane(one_largest)
-    return result
+    """Return the largest magnitude of float32 elements; NaN if one is.
+
+    As integers NaN is above infinity, and LLVM vectorises their maximum.
+    """
+    bits = cast(np.int32, x)
+    largest = np.int32(0)
+    for i in range(width):
+        magnitude = np.int32(bits[i] & 0x7FFFFFFF)
+        largest = magnitude if magnitude > largest else largest
+    return cast(np.float32, largest)
 
 
 @compile.device_function

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -106,32 +106,31 @@ def _splat(builder: Any, x: Any, count: int) -> Any:
     return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(_I32, count), None))
 
 
-# Reductions of the lanes of one vector, of which there are 2^n. Halves are joined until one lane is
-# left: the same order, and so the same bits, on every processor.
+def _every(kind: Any, number: float) -> Any:
+    """Return the constant vector of a type with a number in every lane."""
+    return ir.Constant(kind, [number] * kind.count)
 
 
-def _joined_halves(builder: Any, value: Any, join: Callable[[Any, Any], Any], rows: int = 1) -> Any:
-    """Join the lanes of each of some rows of a vector."""
-    lanes = value.type.count // rows
-    while lanes > 1:
-        half = lanes // 2
-        low = [row * lanes + lane for row in range(rows) for lane in range(half)]
-        high = [lane + half for lane in low]
-        kind = ir.VectorType(_I32, len(low))
-        value = join(
-            builder.shuffle_vector(value, value, ir.Constant(kind, low)),
-            builder.shuffle_vector(value, value, ir.Constant(kind, high)),
-        )
-        lanes = half
-    return value
+def _shuffled(builder: Any, x: Any, y: Any, lanes: Sequence[int]) -> Any:
+    """Return some lanes of two vectors, which are counted on from those of x to those of y."""
+    return builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(_I32, len(lanes)), lanes))
+
+
+# Sums of lanes. Halves are added until one lane is left: the same order, and so the same bits, on
+# every processor.
 
 
 @intrinsic
 def lane_sum(typing: Any, v: Any) -> Any:
-    """Return the sum of the lanes."""
+    """Return the sum of the lanes, of which there are 2^n."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.extract_element(_joined_halves(builder, args[0], builder.fadd), _I32(0))
+        value = args[0]
+        while value.type.count > 1:
+            half = value.type.count // 2
+            low = _part(builder, value, 0, half)
+            value = builder.fadd(low, _part(builder, value, half, half))
+        return builder.extract_element(value, _I32(0))
 
     return v.real(v), emit
 
@@ -140,17 +139,15 @@ def lane_sum(typing: Any, v: Any) -> Any:
 def sixteen_sums(typing: Any, v: Any) -> Any:
     """Return the vector of the sums of sixteen equal parts of 1, 8 or 16 lanes.
 
-    Each is added as by `_joined_halves`, two at a time: the lanes that one has no more use for
+    Each is added as by `lane_sum`, two at a time: the lanes that one has no more use for
     serve the other.
     """
     count = v.lanes // 16
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        def chosen(x: Any, y: Any, lanes: list[int]) -> Any:
-            return builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(_I32, len(lanes)), lanes))
-
         if count == 1:
             return args[0]
+        chosen = partial(_shuffled, builder)
         lanes = range(count)
         parts = {
             n: chosen(args[0], args[0], [n * count + lane for lane in lanes]) for n in range(16)
@@ -181,30 +178,19 @@ def joined(typing: Any, vectors: Any) -> Any:
     return kind(vectors), emit
 
 
-def _larger_number(builder: Any, x: Any, y: Any) -> Any:
-    """Return the larger of two vectors, lane by lane; y where a lane of x is NaN."""
-    return builder.select(builder.fcmp_ordered(">", x, y), x, y)
-
-
 @intrinsic
-def larger_number(typing: Any, v: Any, w: Any) -> Any:
-    """Return the larger of two vectors, lane by lane; w where a lane of v is NaN."""
+def largest_magnitude(typing: Any, v: Any) -> Any:
+    """Return the largest magnitude of float32 lanes; NaN if one is. As integers NaN is largest."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _larger_number(builder, *args)
+        bits = builder.bitcast(args[0], ir.VectorType(_I32, v.lanes))
+        magnitudes = builder.and_(bits, _every(bits.type, 0x7FFFFFFF))
+        function_type = ir.FunctionType(_I32, [bits.type])
+        name = f"llvm.vector.reduce.umax.v{v.lanes}i32"
+        function = cgutils.get_or_insert_function(builder.module, function_type, name)
+        return builder.bitcast(builder.call(function, [magnitudes]), ir.FloatType())
 
-    return v(v, v), emit
-
-
-@intrinsic
-def largest_number(typing: Any, v: Any) -> Any:
-    """Return the largest of the lanes, of which none is NaN."""
-
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        largest = _joined_halves(builder, args[0], partial(_larger_number, builder))
-        return builder.extract_element(largest, _I32(0))
-
-    return v.real(v), emit
+    return types.float32(v), emit
 
 
 @intrinsic
@@ -221,39 +207,6 @@ def comes_first(typing: Any, v: Any, x: Any) -> Any:
         return builder.icmp_unsigned("<=", index(args[1]), index(builder.fneg(args[1])))
 
     return types.boolean(v, types.float32), emit
-
-
-def _larger(builder: Any, x: Any, y: Any) -> Any:
-    """Return the larger of non-negative lanes. As integers NaN is above infinity."""
-    integers = ir.VectorType(_I32, x.type.count)
-    pair = [builder.bitcast(v, integers) for v in (x, y)]
-    larger = builder.select(builder.icmp_unsigned(">", *pair), *pair)
-    return builder.bitcast(larger, x.type)
-
-
-@intrinsic
-def larger_magnitude(typing: Any, v: Any, w: Any) -> Any:
-    """Return the larger of |v| and w, lane by lane; NaN if v is. w: at least 0."""
-
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        name = f"llvm.fabs.v{v.lanes}f{v.real.bitwidth}"
-        vector = args[0].type
-        function_type = ir.FunctionType(vector, [vector])
-        absolute = cgutils.get_or_insert_function(builder.module, function_type, name)
-        return _larger(builder, builder.call(absolute, args[:1]), args[1])
-
-    return v(v, v), emit
-
-
-@intrinsic
-def largest_lane(typing: Any, v: Any) -> Any:
-    """Return the largest of the lanes, which are at least 0; NaN if one is."""
-
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        largest = _joined_halves(builder, args[0], lambda x, y: _larger(builder, x, y))
-        return builder.extract_element(largest, _I32(0))
-
-    return v.real(v), emit
 
 
 # Numba's `min` and `max` are functions that compile for 30 ms.
@@ -459,9 +412,9 @@ def _load_int4(builder: Any, start: Any, index: Any, count: int) -> Any:
         is_high = builder.urem(builder.udiv(index, integer(half)), integer(2))
         shift = builder.trunc(builder.mul(is_high, integer(4)), _I32)
         return builder.lshr(stored, _splat(builder, shift, count))
-    high = builder.lshr(stored, ir.Constant(stored.type, [4] * size))
+    high = builder.lshr(stored, _every(stored.type, 4))
     lanes = [n % half + n // GROUP * half + n // half % 2 * size for n in range(count)]
-    return builder.shuffle_vector(stored, high, ir.Constant(ir.VectorType(_I32, count), lanes))
+    return _shuffled(builder, stored, high, lanes)
 
 
 _TABLE_LANES = 16  # of AVX-512's lookup
@@ -470,7 +423,7 @@ _TABLE_LANES = 16  # of AVX-512's lookup
 def _scaled_int4(builder: Any, halves: Any, scale: Any) -> Any:
     """Return the numbers of elements of 4 bits times a scale: exactly, in at most 15 bits."""
     count = halves.type.count
-    low_bits = builder.and_(halves, ir.Constant(halves.type, [15] * count))
+    low_bits = builder.and_(halves, _every(halves.type, 15))
     if count % _TABLE_LANES == 0 and has_feature("avx512f"):
         # The products of all 16 numbers are a table, in which lanes are looked up.
         numbers = [float(n) for n in range(-8, 8)]
@@ -482,7 +435,7 @@ def _scaled_int4(builder: Any, halves: Any, scale: Any) -> Any:
             for first in range(0, count, _TABLE_LANES)
         ]
         return _in_a_row(builder, parts)
-    number = builder.sub(low_bits, ir.Constant(halves.type, [8] * count))
+    number = builder.sub(low_bits, _every(halves.type, 8))
     floats = ir.VectorType(ir.FloatType(), count)
     return builder.fmul(builder.sitofp(number, floats), _splat(builder, scale, count))
 
@@ -499,17 +452,15 @@ def _looked_up(builder: Any, table: Any, indices: Any) -> Any:
 
 def _part(builder: Any, v: Any, first: int, count: int) -> Any:
     """Return lanes first … first + count − 1 of a vector."""
-    lanes = ir.Constant(ir.VectorType(_I32, count), [*range(first, first + count)])
-    return builder.shuffle_vector(v, v, lanes)
+    return _shuffled(builder, v, v, [*range(first, first + count)])
 
 
 def _in_a_row(builder: Any, parts: list[Any]) -> Any:
     """Return the lanes of 2^n vectors as one vector."""
     while len(parts) > 1:
-        count = 2 * parts[0].type.count
-        lanes = ir.Constant(ir.VectorType(_I32, count), [*range(count)])
+        lanes = [*range(2 * parts[0].type.count)]
         pairs = zip(parts[::2], parts[1::2], strict=True)
-        parts = [builder.shuffle_vector(*pair, lanes) for pair in pairs]
+        parts = [_shuffled(builder, *pair, lanes) for pair in pairs]
     return parts[0]
 
 
@@ -520,8 +471,7 @@ def store_quarters(typing: Any, starts: Any, v: Any) -> Any:
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         for n, start in enumerate(cgutils.unpack_tuple(builder, args[0])):
-            quarter = ir.Constant(ir.VectorType(_I32, lanes), [n * lanes + i for i in range(lanes)])
-            part = builder.shuffle_vector(args[1], args[1], quarter)
+            part = _part(builder, args[1], n * lanes, lanes)
             builder.store(part, builder.bitcast(start, part.type.as_pointer()), align=4)
         return context.get_dummy_value()
 
@@ -590,7 +540,7 @@ def store_int8(typing: Any, start: Any, index: Any, vector: Any) -> Any:
         is_nan = builder.fcmp_unordered("uno", value, value)
         zero = ir.Constant(value.type, None)
         number = builder.select(is_nan, zero, value)
-        moved = builder.fadd(number, ir.Constant(value.type, [_INTEGER_IN_LOW_BITS] * count))
+        moved = builder.fadd(number, _every(value.type, _INTEGER_IN_LOW_BITS))
         bits = builder.bitcast(moved, ir.VectorType(_I32, count))
         low = builder.trunc(bits, ir.VectorType(_I8, count))
         place = builder.bitcast(builder.gep(args[0], [args[1]]), low.type.as_pointer())
@@ -610,19 +560,15 @@ def store_int4(typing: Any, start: Any, vector: Any) -> Any:
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         floats = args[1].type
-        moved = builder.fadd(args[1], ir.Constant(floats, [8.5] * GROUP))
-        most = ir.Constant(floats, [15.0] * GROUP)
+        moved = builder.fadd(args[1], _every(floats, 8.5))
+        most = _every(floats, 15.0)
         limited = builder.select(builder.fcmp_ordered("<", moved, most), moved, most)
         is_nan = builder.fcmp_unordered("uno", moved, moved)
-        number = builder.select(is_nan, ir.Constant(floats, [8.0] * GROUP), limited)
+        number = builder.select(is_nan, _every(floats, 8.0), limited)
         integers = builder.fptoui(number, ir.VectorType(_I32, GROUP))
-
-        def lanes(first: int) -> Any:
-            return ir.Constant(ir.VectorType(_I32, half), [*range(first, first + half)])
-
-        low = builder.shuffle_vector(integers, integers, lanes(0))
-        high = builder.shuffle_vector(integers, integers, lanes(half))
-        shifted = builder.shl(high, ir.Constant(high.type, [4] * half))
+        low = _part(builder, integers, 0, half)
+        high = _part(builder, integers, half, half)
+        shifted = builder.shl(high, _every(high.type, 4))
         stored = builder.trunc(builder.or_(low, shifted), ir.VectorType(_I8, half))
         builder.store(stored, builder.bitcast(args[0], stored.type.as_pointer()), align=1)
         return context.get_dummy_value()
@@ -641,8 +587,7 @@ def butterfly(typing: Any, v: Any, step: Any) -> Any:
     distance = step.literal_value
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        lanes = ir.Constant(ir.VectorType(_I32, count), [n ^ distance for n in range(count)])
-        other = builder.shuffle_vector(args[0], args[0], lanes)
+        other = _shuffled(builder, args[0], args[0], [n ^ distance for n in range(count)])
         signs = [-1.0 if n & distance else 1.0 for n in range(count)]
         return _muladd(builder, args[0], ir.Constant(other.type, signs), other)
 
@@ -664,8 +609,7 @@ def _make_shuffle(source_lane: Callable[[int], int], factor: int) -> Any:
 
         def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             source_lanes = [source_lane(lane) for lane in range(lanes)]
-            mask = ir.Constant(ir.VectorType(_I32, lanes), source_lanes)
-            return builder.shuffle_vector(args[0], args[0], mask)
+            return _shuffled(builder, args[0], args[0], source_lanes)
 
         return Vector(v.real, lanes)(v), emit
 
@@ -712,8 +656,8 @@ def _to_float(builder: Any, value: Any, element: Any) -> Any:
         return _from_float16(builder, value)
     if element == types.uint16:
         wide = ir.VectorType(_I32, value.type.count)
-        shift = ir.Constant(wide, [16] * value.type.count)
-        return builder.bitcast(builder.shl(builder.zext(value, wide), shift), floats)
+        bits = builder.shl(builder.zext(value, wide), _every(wide, 16))
+        return builder.bitcast(bits, floats)
     return value
 
 
@@ -728,13 +672,10 @@ def _from_float16(builder: Any, value: Any) -> Any:
     if _converts_float16():
         return builder.fpext(builder.bitcast(value, ir.VectorType(ir.HalfType(), count)), floats)
     wide = ir.VectorType(_I32, count)
-
-    def lanes(number: int) -> Any:
-        return ir.Constant(wide, [number] * count)
-
+    lanes = partial(_every, wide)
     bits = builder.zext(value, wide)
     moved = builder.shl(builder.and_(bits, lanes(0x7FFF)), lanes(13))
-    factor = ir.Constant(floats, [_FLOAT16_FACTOR] * count)
+    factor = _every(floats, _FLOAT16_FACTOR)
     number = builder.bitcast(builder.fmul(builder.bitcast(moved, floats), factor), wide)
     is_special = builder.icmp_unsigned(">=", moved, lanes(0x7C00 << 13))  # infinity or NaN
     magnitude = builder.select(is_special, builder.or_(moved, lanes(0x7F800000)), number)
@@ -750,17 +691,14 @@ def _to_float16(builder: Any, value: Any) -> Any:
         halves = builder.fptrunc(value, ir.VectorType(ir.HalfType(), count))
         return builder.bitcast(halves, narrow)
     wide = ir.VectorType(_I32, count)
-
-    def lanes(number: int) -> Any:
-        return ir.Constant(wide, [number] * count)
-
+    lanes = partial(_every, wide)
     bits = builder.bitcast(value, wide)
     magnitude = builder.and_(bits, lanes(0x7FFFFFFF))
     last_kept_bit = builder.and_(builder.lshr(magnitude, lanes(13)), lanes(1))
     carried = builder.add(builder.add(magnitude, lanes(0xFFF)), last_kept_bit)
     normal = builder.sub(builder.lshr(carried, lanes(13)), lanes(0x1C000))
     # Below 2^-14, the sum with 1/2 has the wanted number in its low bits.
-    half = ir.Constant(value.type, [0.5] * count)
+    half = _every(value.type, 0.5)
     moved = builder.bitcast(builder.fadd(builder.bitcast(magnitude, value.type), half), wide)
     subnormal = builder.sub(moved, builder.bitcast(half, wide))
     is_normal = builder.icmp_unsigned(">=", magnitude, lanes(0x38800000))
@@ -784,10 +722,7 @@ def _to_bfloat16(builder: Any, value: Any, features: str) -> Any:
     narrow = ir.VectorType(_I16, count)
     if "+avx512bf16" in features:  # Arm's instruction keeps subnormal numbers
         return builder.bitcast(builder.fptrunc(value, ir.VectorType(_BFloat(), count)), narrow)
-
-    def lanes(number: int) -> Any:
-        return ir.Constant(wide, [number] * count)
-
+    lanes = partial(_every, wide)
     bits = builder.bitcast(value, wide)
     upper = builder.lshr(bits, lanes(16))
     last_kept_bit = builder.and_(upper, lanes(1))
