@@ -48,7 +48,7 @@ from .options import (
 )
 from .rope_model import batch_and_sequence, build_rotator, of_axes, position_inputs, position_values
 from .targets import TARGETS
-from .targets.base import Attention, Rotator
+from .targets.base import Rotator
 
 INT32_MAX = 2**31 - 1  # GroupQueryAttention's lengths are int32
 
@@ -357,8 +357,10 @@ class _ModelBuilder:
         with graph.scope("attention"):
             past = self._past()
             bias = self._to_compute_dtype(nodes.MASK_INPUT) if options.mask == "float" else None
-            attention = Attention(graph, options, rotator, lengths, past, bias, self._sinks())
-            result, keys, values = self.target.attend(attention, q, k, v)
+            attention = self.target.attention(
+                graph, options, rotator, lengths, past, bias, self._sinks()
+            )
+            result, keys, values = attention.attend(q, k, v)
         self._declare_outputs(result, keys, values)
         model = graph.model(
             "rotary_attention",
@@ -377,8 +379,7 @@ class _ModelBuilder:
         """Return the lengths of past and present, from the past or from the rows' own lengths."""
         options = self.options
         if not options.is_shared:
-            past_key = "past_key" if options.past else None
-            return nodes.sequence_lengths(self.graph, sequence, past_key)
+            return nodes.sequence_lengths(self.graph, sequence, options.past)
         past = nodes.PAST_LENGTHS
         if options.has_token_mask:
             past = nodes.masked_lengths(self.graph, sequence)
@@ -402,8 +403,8 @@ class _ModelBuilder:
             graph.input(name, self.dtype, shape)
         if options.past:
             length = CAPACITY if options.is_shared else PAST
-            graph.input("past_key", options.cached_dtype, self._cache_shape("k", length))
-            graph.input("past_value", options.cached_dtype, self._cache_shape("v", length))
+            graph.input(nodes.PAST_KEY, options.cached_dtype, self._cache_shape("k", length))
+            graph.input(nodes.PAST_VALUE, options.cached_dtype, self._cache_shape("v", length))
         if options.has_token_mask:
             columns = TOTAL_OF_ROWS if options.is_shared else TOTAL
             graph.input(nodes.MASK_INPUT, np.int64, [BATCH, columns])
@@ -427,7 +428,7 @@ class _ModelBuilder:
         """Return past keys and values of a growing cache."""
         if not self.options.past or self.options.is_shared:
             return None
-        return (self._to_compute_dtype("past_key"), self._to_compute_dtype("past_value"))
+        return (self._to_compute_dtype(nodes.PAST_KEY), self._to_compute_dtype(nodes.PAST_VALUE))
 
     def _to_compute_dtype(self, value: str) -> str:
         name = f"{value}_{self.compute_dtype}"

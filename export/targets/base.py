@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from rope_cpu import RotaryEmbedding
 from rope_cpu.arguments.errors import ArgumentError
 
 from ..graph import FLOAT32, HALF, Graph, four_axes, relayout, tensor_shape
-from ..nodes import CosSinValues, Lengths, token_cos_sin
+from ..nodes import MASK_INPUT, CosSinValues, Lengths, arange, token_cos_sin
 from ..options import AttentionLayout, AttentionOptions
 
 
@@ -24,10 +24,9 @@ class Target:
     opsets: the lowest and the highest opset; the lowest is the default.
     dtypes: supported dtypes of queries and keys.
     rotator: writes rotations.
-    attend: writes attention, from queries, keys and values in `attention_layout` to the result in
-        the same layout, and to present keys and values (batch, kv_heads, total, width).
+    attention: writes attention, of queries, keys and values in `attention_layout`.
     per_head: whether heads may have their own frequencies.
-    attention_rotates: whether `attend` takes unrotated queries and keys.
+    attention_rotates: whether attention takes unrotated queries and keys.
     takes_chunks: whether attention of several new tokens on a past works for a batch above 1.
     shared_cache_opset: the lowest opset of attention over a shared cache, None if it is that of
         `opsets`.
@@ -42,7 +41,7 @@ class Target:
     opsets: tuple[int, int]
     dtypes: tuple[np.dtype[Any], ...] = (FLOAT32, *HALF)
     rotator: type[Rotator]
-    attend: Callable[[Attention, str, str, str], tuple[str, str, str]]
+    attention: type[Attention]
     attention_layout: AttentionLayout = "bshd"
     per_head: bool = False
     attention_rotates: bool = False
@@ -171,13 +170,11 @@ class OperatorRotator(Rotator):
 
 @dataclass(frozen=True)
 class Attention:
-    """The inputs from which a target writes attention.
+    """Writes attention into a graph.
 
     past: keys and values (batch, kv_heads, past, width); those of a shared cache are in `lengths`.
     bias: a mask to add to the scores. sinks: (heads,). All have the compute dtype. A boolean mask
     is an input of the graph.
-
-    `attend` returns present keys and values in the compute dtype, of a shared cache in its own.
     """
 
     graph: Graph
@@ -197,6 +194,106 @@ class Attention:
     def compute_dtype(self) -> np.dtype[Any]:
         """The dtype of the arithmetic."""
         return self.rotator.compute_dtype
+
+    def attend(self, q: str, k: str, v: str) -> tuple[str, str, str]:
+        """Return the result in the layout of q, and present keys and values.
+
+        These are (batch, kv_heads, total, width), in the compute dtype, of a shared cache in its
+        own.
+        """
+        raise NotImplementedError
+
+    def as_cached(self, new: str, name: str) -> str:
+        """Return new keys or values in the dtype of a shared cache."""
+        name = f"{name}/as_cached"
+        return self.graph.cast(new, self.options.dtype, name, source=self.compute_dtype)
+
+    def from_cached(self, cached: str, name: str) -> str:
+        """Return keys or values of a shared cache in the compute dtype."""
+        name = f"{name}/from_cached"
+        return self.graph.cast(cached, self.compute_dtype, name, source=self.options.dtype)
+
+    def causal_mask(self, keys: str | None = None) -> str:
+        """Return the causal mask (seq, keys), restricted to the window if there is one.
+
+        keys: their number, `lengths.total` by default. Of a shared cache: (batch, 1, seq, keys).
+        """
+        graph = self.graph
+        lengths = self.lengths
+        window = self.options.window
+        key = arange(graph, keys or lengths.total, "key_index")
+        query = arange(graph, lengths.sequence, "query_index")
+        past = lengths.past
+        new_axes = graph.ints(1)
+        if lengths.shared is not None:
+            column = [lengths.shared.past, graph.ints(1)]
+            past = graph.node("Unsqueeze", column, "query_index/past_column")
+            new_axes = graph.ints(1, 3)
+        if past is not None:
+            query = graph.node("Add", [query, past], "query_index/from_past")
+        query = graph.node("Unsqueeze", [query, new_axes], "query_index/column")
+        not_later = graph.node("LessOrEqual", [key, query], "is_not_later")
+        if window is None:
+            return not_later
+        before = [query, graph.scalar(window, np.int64)]
+        oldest = graph.node("Sub", before, "query_index/before_window")
+        in_window = graph.node("Greater", [key, oldest], "is_in_window")
+        return graph.node("And", [not_later, in_window], "is_near")
+
+    def boolean_mask(self, causal: str | None) -> str | None:
+        """Return the input mask, if it is boolean, and the causal mask combined; None without.
+
+        The result is (seq, total), or (batch or 1, heads or 1, seq, total).
+        """
+        options = self.options
+        if not options.has_boolean_mask:
+            return causal
+        mask = MASK_INPUT
+        if options.has_token_mask:
+            mask = self.graph.cast(MASK_INPUT, np.bool_, "is_token")
+        if options.has_padding:
+            mask = self._expanded_padding(mask)
+        if causal is None:
+            return mask
+        return self.graph.node("And", [mask, causal], "is_allowed")
+
+    def _expanded_padding(self, mask: str) -> str:
+        """Return a padding mask (batch, total) as (batch, 1, seq, total)."""
+        graph = self.graph
+        value = graph.node("Unsqueeze", [mask, graph.ints(1, 2)], "mask_by_head")
+        # onnxruntime's Attention does not broadcast the query axis. The shape for Expand,
+        # [1, 1, seq, 1], is computed as seq·[0, 0, 1, 0] + [1, 1, 0, 1].
+        rows = graph.node("Mul", [self.lengths.sequence, graph.ints(0, 0, 1, 0)], "mask_shape/rows")
+        shape = graph.node("Add", [rows, graph.ints(1, 1, 0, 1)], "mask_shape")
+        return graph.node("Expand", [value, shape], "mask")
+
+    def masked_bias(self, mask: str | None) -> str | None:
+        """Return numbers to add to the scores: the bias or 0 where a mask is true, −inf elsewhere.
+
+        mask: None for all keys.
+        """
+        if mask is None:
+            return self.bias
+        dtype = self.compute_dtype
+        bias = self.bias or self.graph.scalar(0.0, dtype)
+        return self.graph.node(
+            "Where", [mask, bias, self.graph.scalar(-np.inf, dtype)], "mask_to_add"
+        )
+
+    def with_sinks(self, scores: str, sinks: str, heads: Sequence[int]) -> str:
+        """Return scores, or a bias of scores, with one more column: the sink of each head.
+
+        scores: (batch, *heads, seq, total). sinks: as many as heads.
+        """
+        graph = self.graph
+        by_head = graph.node("Reshape", [sinks, graph.ints(1, *heads, 1, 1)], "sinks")
+        axes = len(heads) + 3
+        # The shape of one column: the shape of the scores, times 1, …, 1, 0, plus 0, …, 0, 1.
+        shape = graph.node("Shape", [scores], "scores_shape")
+        rows = graph.node("Mul", [shape, graph.ints(*[1] * (axes - 1), 0)], "sinks/rows")
+        shape = graph.node("Add", [rows, graph.ints(*[0] * (axes - 1), 1)], "sinks/shape")
+        column = graph.node("Expand", [by_head, shape], "sinks/column")
+        return graph.node("Concat", [scores, column], "scores_with_sinks", axis=-1)
 
 
 def block_widths(rope: RotaryEmbedding) -> dict[str, int]:

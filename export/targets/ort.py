@@ -17,9 +17,9 @@ from rope_cpu import RotaryEmbedding
 from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.frequencies.axes import mrope_pair_axis
 
-from ..graph import BATCH, CAPACITY, FLOAT32, ORT_DOMAIN, SEQUENCE, TOTAL, relayout
-from ..nodes import CosSinValues, arange, boolean_mask, causal_mask, mask_as_bias, token_cos_sin
-from ..options import AttentionOptions
+from ..graph import BATCH, CAPACITY, FLOAT32, ORT_DOMAIN, SEQUENCE, TOTAL, Shape, relayout
+from ..nodes import PAST_KEY, PAST_VALUE, CosSinValues, arange, token_cos_sin
+from ..options import SCALES, AttentionOptions
 from .base import Attention, OperatorRotator, Target
 
 ATTENTION_OP = "com.microsoft GroupQueryAttention"
@@ -127,73 +127,91 @@ def operator_rotates(rope: RotaryEmbedding, options: AttentionOptions) -> bool:
     return continues and options.rotation.tables and one_block and whole_16
 
 
-def attend(attention: Attention, q: str, k: str, v: str) -> tuple[str, str, str]:
-    """Write com.microsoft GroupQueryAttention, which rotates too where it can."""
-    graph = attention.graph
-    options = attention.options
-    width = attention.head_dim
-    kv_heads = options.num_kv_heads
-    rotates = operator_rotates(attention.rotator.rope, options)
-    if not rotates:
-        with graph.scope("q"):
-            q = attention.rotator.rotate(q, options.num_heads)
-        with graph.scope("k"):
-            k = attention.rotator.rotate(k, kv_heads)
-    bias = _bias(attention)
-    total = graph.cast(attention.lengths.total, np.int32, "total_length_int32")
-    last = _last_indices(attention, total)
-    total = graph.node("Squeeze", [total, graph.ints(0)], "total_length_scalar")
-    shared = attention.lengths.shared
-    past = attention.past or ("", "")
-    if shared is not None:
-        past = (shared.key, shared.value)
-    cos_sin = attention.rotator.cos_sin
-    tables = [cos_sin.cos, cos_sin.sin] if rotates else ["", ""]
-    inputs = [q, k, v, *past, last, total, *tables, "", bias or ""]
-    inputs += _further_inputs(attention)
-    y, keys, values = graph.multi_output_node(
-        "GroupQueryAttention",
-        inputs,
-        "attend",
-        ["", "present_key", "present_value"],
-        domain=ORT_DOMAIN,
-        **_attributes(options),
-        do_rotary=int(rotates),
-        rotary_interleaved=int(rotates and attention.rotator.rope.interleaved),
-    )
-    graph.value_info(y, attention.compute_dtype, [BATCH, SEQUENCE, options.num_heads * width])
-    length = TOTAL if shared is None else CAPACITY
-    cache_dtype = attention.compute_dtype if options.cache_dtype is None else options.cache_dtype
-    for value in (keys, values):
-        graph.value_info(value, cache_dtype, [BATCH, kv_heads, length, width])
-    if bias is not None:
-        y = _zero_without_keys(attention, y, bias)
-    return y, keys, values
+class OrtAttention(Attention):
+    """Writes com.microsoft GroupQueryAttention, which rotates too where it can."""
 
+    def attend(self, q: str, k: str, v: str) -> tuple[str, str, str]:
+        """Return the result, and present keys and values."""
+        graph = self.graph
+        options = self.options
+        kv_heads = options.num_kv_heads
+        rotates = operator_rotates(self.rotator.rope, options)
+        if not rotates:
+            with graph.scope("q"):
+                q = self.rotator.rotate(q, options.num_heads)
+            with graph.scope("k"):
+                k = self.rotator.rotate(k, kv_heads)
+        bias = self._bias()
+        total = graph.cast(self.lengths.total, np.int32, "total_length_int32")
+        last = self._last_indices(total)
+        total = graph.node("Squeeze", [total, graph.ints(0)], "total_length_scalar")
+        is_shared = self.lengths.shared is not None
+        past = (PAST_KEY, PAST_VALUE) if is_shared else self.past or ("", "")
+        cos_sin = self.rotator.cos_sin
+        tables = [cos_sin.cos, cos_sin.sin] if rotates else ["", ""]
+        inputs = [q, k, v, *past, last, total, *tables, "", bias or "", *self._further_inputs()]
+        y, keys, values = graph.multi_output_node(
+            "GroupQueryAttention",
+            inputs,
+            "attend",
+            ["", "present_key", "present_value"],
+            domain=ORT_DOMAIN,
+            **_attributes(options),
+            do_rotary=int(rotates),
+            rotary_interleaved=int(rotates and self.rotator.rope.interleaved),
+        )
+        shape: Shape = [BATCH, SEQUENCE, options.num_heads * self.head_dim]
+        graph.value_info(y, self.compute_dtype, shape)
+        shape = [BATCH, kv_heads, CAPACITY if is_shared else TOTAL, self.head_dim]
+        for value in (keys, values):
+            graph.value_info(value, options.cache_dtype or self.compute_dtype, shape)
+        if bias is not None:
+            y = self._zero_without_keys(y, bias)
+        return y, keys, values
 
-def _last_indices(attention: Attention, total: str) -> str:
-    """Return the index of the last key of each row, int32; total: as int32."""
-    graph = attention.graph
-    shared = attention.lengths.shared
-    if shared is not None:
-        total = graph.cast(shared.total, np.int32, "total_length_by_row_int32")
-    last = graph.node("Sub", [total, graph.scalar(1, np.int32)], "last_index")
-    if shared is not None:
-        return last
-    return graph.node("Expand", [last, attention.rotator.batch], "last_index_by_row")
+    def _last_indices(self, total: str) -> str:
+        """Return the index of the last key of each row, int32; total: as int32."""
+        graph = self.graph
+        shared = self.lengths.shared
+        if shared is not None:
+            total = graph.cast(shared.total, np.int32, "total_length_by_row_int32")
+        last = graph.node("Sub", [total, graph.scalar(1, np.int32)], "last_index")
+        if shared is not None:
+            return last
+        return graph.node("Expand", [last, self.rotator.batch], "last_index_by_row")
 
+    def _further_inputs(self) -> list[str]:
+        """Return the inputs after the bias: sinks, scales of the cache, numbers of new tokens."""
+        graph = self.graph
+        scales = ["", ""] if self.options.cache_dtype is None else SCALES
+        inputs = [self.sinks or "", *scales]
+        if self.options.batch_chunks:
+            count = graph.cast(self.lengths.sequence, np.int32, "sequence_length_int32")
+            lengths = graph.node("Expand", [count, self.rotator.batch], "query_lengths")
+            inputs += ["", "", lengths]  # no q_norm_weight, k_norm_weight
+        return inputs
 
-def _further_inputs(attention: Attention) -> list[str]:
-    """Return the inputs after the bias: sinks, scales of the cache, numbers of new tokens."""
-    graph = attention.graph
-    options = attention.options
-    scales = ["", ""] if options.cache_dtype is None else ["k_scale", "v_scale"]
-    inputs = [attention.sinks or "", *scales]
-    if options.batch_chunks:
-        count = graph.cast(attention.lengths.sequence, np.int32, "sequence_length_int32")
-        lengths = graph.node("Expand", [count, attention.rotator.batch], "query_lengths")
-        inputs += ["", "", lengths]  # no q_norm_weight, k_norm_weight
-    return inputs
+    def _bias(self) -> str | None:
+        """Return all masks as one to add to the scores; None without an input mask."""
+        causal = self.causal_mask() if self.options.mask_kind != "none" else None
+        return self.masked_bias(self.boolean_mask(causal))
+
+    def _zero_without_keys(self, y: str, bias: str) -> str:
+        """Return y (batch, seq, heads·width), with zeros for queries that attend to no key.
+
+        GroupQueryAttention may return NaN there.
+        """
+        graph = self.graph
+        heads = self.options.num_heads
+        dtype = self.compute_dtype
+        has_key = graph.node("Greater", [bias, graph.scalar(-np.inf, dtype)], "has_key")
+        ones = graph.cast(has_key, dtype, "has_key/count")
+        count = graph.node("ReduceSum", [ones, graph.ints(-1)], "key_count")
+        has_any = graph.node("Greater", [count, graph.scalar(0.0, dtype)], "has_any_key")
+        has_any = graph.transpose(has_any, "bhsd", "bshd", "has_any_key/order")
+        y = relayout(graph, y, "bsd", "bshd", heads, self.head_dim)
+        y = graph.node("Where", [has_any, y, graph.scalar(0.0, dtype)], "attention_of_any_key")
+        return relayout(graph, y, "bshd", "bsd", heads, self.head_dim)
 
 
 def _attributes(options: AttentionOptions) -> dict[str, Any]:
@@ -212,38 +230,6 @@ def _attributes(options: AttentionOptions) -> dict[str, Any]:
         attributes |= {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL"}
         attributes["kv_cache_bit_width"] = 8
     return attributes
-
-
-def _bias(attention: Attention) -> str | None:
-    """Return all masks as one to add to the scores; None without an input mask."""
-    graph = attention.graph
-    options = attention.options
-    causal = None
-    if options.mask_kind != "none":
-        causal = causal_mask(graph, attention.lengths, options.window)
-    mask = boolean_mask(graph, attention.lengths, options, causal)
-    if mask is None:
-        return attention.bias
-    return mask_as_bias(graph, mask, attention.bias, attention.compute_dtype)
-
-
-def _zero_without_keys(attention: Attention, y: str, bias: str) -> str:
-    """Return y (batch, seq, heads·width), with zeros for queries that attend to no key.
-
-    GroupQueryAttention may return NaN there.
-    """
-    graph = attention.graph
-    heads = attention.options.num_heads
-    width = attention.head_dim
-    dtype = attention.compute_dtype
-    has_key = graph.node("Greater", [bias, graph.scalar(-np.inf, dtype)], "has_key")
-    ones = graph.cast(has_key, dtype, "has_key/count")
-    count = graph.node("ReduceSum", [ones, graph.ints(-1)], "key_count")
-    has_any = graph.node("Greater", [count, graph.scalar(0.0, dtype)], "has_any_key")
-    has_any = graph.transpose(has_any, "bhsd", "bshd", "has_any_key/order")
-    y = relayout(graph, y, "bsd", "bshd", heads, width)
-    y = graph.node("Where", [has_any, y, graph.scalar(0.0, dtype)], "attention_of_any_key")
-    return relayout(graph, y, "bshd", "bsd", heads, width)
 
 
 @cache
@@ -280,7 +266,7 @@ ORT = Target(
     op="com.microsoft RotaryEmbedding",
     opsets=(14, 24),
     rotator=OrtRotator,
-    attend=attend,
+    attention=OrtAttention,
     attention_layout="bsd",
     attention_rotates=True,
     takes_chunks=False,

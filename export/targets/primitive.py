@@ -7,7 +7,7 @@ import numpy as np
 from rope_cpu import RotaryEmbedding
 
 from ..graph import FLOAT32, FLOAT64, HALF, Graph, tensor_shape
-from ..nodes import arange, boolean_mask, causal_mask, token_cos_sin, with_sinks
+from ..nodes import PAST_KEY, PAST_VALUE, arange, token_cos_sin
 from .base import Attention, Rotator, Target, block_widths, part_widths
 
 
@@ -109,158 +109,151 @@ def _rotate_pairs(graph: Graph, a: str, b: str, cos: str, sin: str) -> list[str]
     return [a_rotated, b_rotated]
 
 
-def attend(attention: Attention, q: str, k: str, v: str) -> tuple[str, str, str]:
-    """Write MatMul, Softmax, MatMul; a group of query heads shares its keys by broadcasting.
+class PrimitiveAttention(Attention):
+    """Writes MatMul, Softmax, MatMul; a group of query heads shares its keys by broadcasting.
 
     Letters of the axes: batch, key head, group (of query heads), sequence, total length, width.
     """
-    graph = attention.graph
-    options = attention.options
-    shared = attention.lengths.shared
-    if shared is not None:
-        index = _cache_index(attention, shared.past)
-        keys = _written(attention, shared.key, k, index, "key")
-        values = _written(attention, shared.value, v, index, "value")
-    else:
-        keys = _with_past(attention, k, 0, "key")
-        values = _with_past(attention, v, 1, "value")
-    queries = _scaled_queries(attention, q)
-    columns = graph.transpose(_attended(attention, keys, "key"), "bktw", "bkwt", "keys_by_column")
-    columns = graph.node("Unsqueeze", [columns, graph.ints(2)], "keys_of_group")
-    attended_values = _attended(attention, values, "value")
-    grouped_values = graph.node("Unsqueeze", [attended_values, graph.ints(2)], "values_of_group")
-    scores = graph.node("MatMul", [queries, columns], "scores")
-    if options.softcap is not None:
-        tanh = graph.node("Tanh", [scores], "scores/tanh")
-        cap = graph.scalar(options.softcap, attention.compute_dtype)
-        scores = graph.node("Mul", [tanh, cap], "scores/capped")
-    weights = _weights(attention, scores)
-    result = graph.node("MatMul", [weights, grouped_values], "weighted_values")
-    result = graph.transpose(result, "bkgsw", "bskgw", "weighted_values/order")
-    shape = graph.ints(0, 0, options.num_heads, options.v_head_dim)
-    return graph.node("Reshape", [result, shape], "attention_by_head"), keys, values
 
+    def attend(self, q: str, k: str, v: str) -> tuple[str, str, str]:
+        """Return the result, and present keys and values."""
+        graph = self.graph
+        options = self.options
+        if self.lengths.shared is not None:
+            index = self._cache_index(self.lengths.shared.past)
+            keys = self._written(PAST_KEY, k, index, "key")
+            values = self._written(PAST_VALUE, v, index, "value")
+        else:
+            keys = self._with_past(k, 0, "key")
+            values = self._with_past(v, 1, "value")
+        queries = self._scaled_queries(q)
+        columns = graph.transpose(self._attended(keys, "key"), "bktw", "bkwt", "keys_by_column")
+        columns = graph.node("Unsqueeze", [columns, graph.ints(2)], "keys_of_group")
+        attended = self._attended(values, "value")
+        grouped_values = graph.node("Unsqueeze", [attended, graph.ints(2)], "values_of_group")
+        scores = graph.node("MatMul", [queries, columns], "scores")
+        if options.softcap is not None:
+            tanh = graph.node("Tanh", [scores], "scores/tanh")
+            cap = graph.scalar(options.softcap, self.compute_dtype)
+            scores = graph.node("Mul", [tanh, cap], "scores/capped")
+        weights = self._weights(scores)
+        result = graph.node("MatMul", [weights, grouped_values], "weighted_values")
+        result = graph.transpose(result, "bkgsw", "bskgw", "weighted_values/order")
+        shape = graph.ints(0, 0, options.num_heads, options.v_head_dim)
+        return graph.node("Reshape", [result, shape], "attention_by_head"), keys, values
 
-def _scaled_queries(attention: Attention, q: str) -> str:
-    """Return the queries, in axes bkgsw, times the scale and divided by the softcap, if any."""
-    graph = attention.graph
-    options = attention.options
-    width = attention.head_dim
-    group = options.num_heads // options.num_kv_heads
-    # A vector, not a scalar: onnxruntime folds a scalar factor of MatMul into a float32 attribute,
-    # in float64 too.
-    scale = np.full(width, options.scale / (options.softcap or 1.0), attention.compute_dtype)
-    q = graph.node("Mul", [q, graph.initializer("score_scale", scale)], "q_scaled")
-    shape = graph.ints(0, 0, options.num_kv_heads, group, width)
-    q = graph.node("Reshape", [q, shape], "q_by_group")
-    return graph.transpose(q, "bskgw", "bkgsw", "q_by_group/order")
+    @property
+    def _groups(self) -> tuple[int, int]:
+        """The number of key heads, and of query heads that share one."""
+        kv_heads = self.options.num_kv_heads
+        return kv_heads, self.options.num_heads // kv_heads
 
+    def _scaled_queries(self, q: str) -> str:
+        """Return the queries, in axes bkgsw, times the scale and divided by the softcap, if any."""
+        graph = self.graph
+        factor = self.options.scale / (self.options.softcap or 1.0)
+        # A vector, not a scalar: onnxruntime folds a scalar factor of MatMul into a float32
+        # attribute, in float64 too.
+        scale = graph.initializer("score_scale", np.full(self.head_dim, factor, self.compute_dtype))
+        q = graph.node("Mul", [q, scale], "q_scaled")
+        shape = graph.ints(0, 0, *self._groups, self.head_dim)
+        q = graph.node("Reshape", [q, shape], "q_by_group")
+        return graph.transpose(q, "bskgw", "bkgsw", "q_by_group/order")
 
-def _weights(attention: Attention, scores: str) -> str:
-    """Return the softmax of the scores (b, k, g, s, t); queries without any key get zeros."""
-    graph = attention.graph
-    options = attention.options
-    dtype = attention.compute_dtype
-    if attention.bias is not None:
-        bias = _by_group(attention, attention.bias)
-        scores = graph.node("Add", [scores, bias], "scores/with_mask")
-    causal = None
-    if options.causal:
-        causal = causal_mask(graph, attention.lengths, options.window)
-        if attention.lengths.shared is not None:  # (b, 1, s, t): an axis for the groups of heads
-            causal = graph.node("Unsqueeze", [causal, graph.ints(1)], "is_near/of_groups")
-    mask = boolean_mask(graph, attention.lengths, options, causal)
-    lowest = graph.scalar(float(np.finfo(dtype).min), dtype)
-    if mask is not None:
-        if options.has_boolean_mask:
-            mask = _by_group(attention, mask)
-        scores = graph.node("Where", [mask, scores, lowest], "scores/allowed")
-    if attention.bias is not None:
-        scores = graph.node("Max", [scores, lowest], "scores/finite")
-    weights = _softmax(attention, scores)
-    if options.mask_kind == "none":
-        return weights
-    attended = graph.node("Greater", [scores, lowest], "scores/is_any")
-    return graph.node("Where", [attended, weights, graph.scalar(0.0, dtype)], "weights/of_allowed")
+    def _weights(self, scores: str) -> str:
+        """Return the softmax of the scores (b, k, g, s, t); queries without any key get zeros."""
+        graph = self.graph
+        dtype = self.compute_dtype
+        if self.bias is not None:
+            scores = graph.node("Add", [scores, self._by_group(self.bias)], "scores/with_mask")
+        causal = None
+        if self.options.causal:
+            causal = self.causal_mask()
+            if self.lengths.shared is not None:  # (b, 1, s, t): an axis for the groups of heads
+                causal = graph.node("Unsqueeze", [causal, graph.ints(1)], "is_near/of_groups")
+        mask = self.boolean_mask(causal)
+        lowest = graph.scalar(float(np.finfo(dtype).min), dtype)
+        if mask is not None:
+            if self.options.has_boolean_mask:
+                mask = self._by_group(mask)
+            scores = graph.node("Where", [mask, scores, lowest], "scores/allowed")
+        if self.bias is not None:
+            scores = graph.node("Max", [scores, lowest], "scores/finite")
+        weights = self._softmax(scores)
+        if self.options.mask_kind == "none":
+            return weights
+        attended = graph.node("Greater", [scores, lowest], "scores/is_any")
+        zero = graph.scalar(0.0, dtype)
+        return graph.node("Where", [attended, weights, zero], "weights/of_allowed")
 
+    def _softmax(self, scores: str) -> str:
+        """Return the softmax of the scores (b, k, g, s, t), in which a sink takes its share.
 
-def _softmax(attention: Attention, scores: str) -> str:
-    """Return the softmax of the scores (b, k, g, s, t), in which a sink takes its share.
+        The sink of a head is one more score of each query, whose weight is dropped.
+        """
+        graph = self.graph
+        if self.sinks is None:
+            return graph.node("Softmax", [scores], "weights", axis=-1)
+        scores = self.with_sinks(scores, self.sinks, self._groups)
+        weights = graph.node("Softmax", [scores], "weights/with_sinks", axis=-1)
+        last = graph.ints(-1)
+        return graph.node("Slice", [weights, graph.ints(0), last, last], "weights")
 
-    The sink of a head is one more score of each query, whose weight is dropped.
-    """
-    graph = attention.graph
-    if attention.sinks is None:
-        return graph.node("Softmax", [scores], "weights", axis=-1)
-    kv_heads = attention.options.num_kv_heads
-    heads = (kv_heads, attention.options.num_heads // kv_heads)
-    scores = with_sinks(graph, scores, attention.sinks, heads)
-    weights = graph.node("Softmax", [scores], "weights/with_sinks", axis=-1)
-    last = graph.ints(-1)
-    return graph.node("Slice", [weights, graph.ints(0), last, last], "weights")
+    def _by_group(self, mask: str) -> str:
+        """Return a mask (batch or 1, heads or 1, seq, total) as (…, kv_heads, group, …, …)."""
+        graph = self.graph
+        heads = graph.ints(1, self.options.num_heads, 1, 1)
+        per_head = graph.node("Expand", [mask, heads], f"{mask}/of_heads")
+        heads_last = graph.transpose(per_head, "bhst", "bsth", f"{mask}/heads_last")
+        shape = graph.ints(0, 0, 0, *self._groups)
+        groups_last = graph.node("Reshape", [heads_last, shape], f"{mask}/groups_last")
+        return graph.transpose(groups_last, "bstkg", "bkgst", f"{mask}/by_group")
 
+    def _with_past(self, new: str, index: int, name: str) -> str:
+        """Return keys or values (batch, kv_heads, total, width); index: of them in the past."""
+        new = self.graph.transpose(new, "bshd", "bhsd", f"{name}_by_head")
+        if self.past is None:
+            return new
+        return self.graph.node("Concat", [self.past[index], new], f"{name}_with_past", axis=2)
 
-def _by_group(attention: Attention, mask: str) -> str:
-    """Return a mask (batch or 1, heads or 1, seq, total) as (…, kv_heads, group, seq, total)."""
-    graph = attention.graph
-    heads = attention.options.num_heads
-    kv_heads = attention.options.num_kv_heads
-    per_head = graph.node("Expand", [mask, graph.ints(1, heads, 1, 1)], f"{mask}/of_heads")
-    heads_last = graph.transpose(per_head, "bhst", "bsth", f"{mask}/heads_last")
-    shape = graph.ints(0, 0, 0, kv_heads, heads // kv_heads)
-    groups_last = graph.node("Reshape", [heads_last, shape], f"{mask}/groups_last")
-    return graph.transpose(groups_last, "bstkg", "bkgst", f"{mask}/by_group")
+    def _cache_index(self, past: str) -> str:
+        """Return the place of each new key in a shared cache, (batch, seq, kv_heads, 3).
 
+        Its three numbers are batch row, head and position. past: tokens of each row, (batch,).
+        """
+        graph = self.graph
+        batch = self.rotator.batch
+        sequence = self.lengths.sequence
+        kv_heads = self.options.num_kv_heads
+        shape = graph.node(
+            "Concat", [batch, sequence, graph.ints(kv_heads, 1)], "cache_index/shape", axis=0
+        )
+        row = arange(graph, batch, "cache_index/row")
+        row = graph.node("Unsqueeze", [row, graph.ints(1, 2, 3)], "cache_index/row_column")
+        head = graph.initializer("key_head_index", np.arange(kv_heads)[:, None])
+        first = graph.node("Unsqueeze", [past, graph.ints(1)], "first_place")
+        token = arange(graph, sequence, "cache_index/token")
+        place = graph.node("Add", [first, token], "cache_index/place")
+        place = graph.node("Unsqueeze", [place, graph.ints(2, 3)], "cache_index/place_column")
+        columns = [
+            graph.node("Expand", [value, shape], f"cache_index/{name}_of_all")
+            for name, value in (("row", row), ("head", head), ("place", place))
+        ]
+        return graph.node("Concat", columns, "cache_index", axis=-1)
 
-def _with_past(attention: Attention, new: str, index: int, name: str) -> str:
-    """Return keys or values (batch, kv_heads, total, width); index: of them in the past."""
-    new = attention.graph.transpose(new, "bshd", "bhsd", f"{name}_by_head")
-    if attention.past is None:
-        return new
-    return attention.graph.node("Concat", [attention.past[index], new], f"{name}_with_past", axis=2)
+    def _written(self, cached: str, new: str, index: str, name: str) -> str:
+        """Return cached keys or values with new ones written to the places of `index`."""
+        new = self.as_cached(new, name)
+        return self.graph.node("ScatterND", [cached, index, new], f"{name}_written")
 
-
-def _cache_index(attention: Attention, past: str) -> str:
-    """Return the place of each new key in a shared cache, (batch, seq, kv_heads, 3).
-
-    Its three numbers are batch row, head and position. past: tokens of each row, (batch,).
-    """
-    graph = attention.graph
-    kv_heads = attention.options.num_kv_heads
-    sizes = [attention.rotator.batch, attention.lengths.sequence, graph.ints(kv_heads, 1)]
-    shape = graph.node("Concat", sizes, "cache_index/shape", axis=0)
-    row = arange(graph, attention.rotator.batch, "cache_index/row")
-    row = graph.node("Unsqueeze", [row, graph.ints(1, 2, 3)], "cache_index/row_column")
-    head = np.arange(kv_heads)[:, None]
-    head_column = graph.initializer("key_head_index", head)
-    first = graph.node("Unsqueeze", [past, graph.ints(1)], "first_place")
-    token = arange(graph, attention.lengths.sequence, "cache_index/token")
-    place = graph.node("Add", [first, token], "cache_index/place")
-    place = graph.node("Unsqueeze", [place, graph.ints(2, 3)], "cache_index/place_column")
-    columns = [
-        graph.node("Expand", [value, shape], f"cache_index/{name}_of_all")
-        for name, value in (("row", row), ("head", head_column), ("place", place))
-    ]
-    return graph.node("Concat", columns, "cache_index", axis=-1)
-
-
-def _written(attention: Attention, cached: str, new: str, index: str, name: str) -> str:
-    """Return cached keys or values with new ones written to the places of `index`."""
-    graph = attention.graph
-    dtype = attention.options.dtype
-    new = graph.cast(new, dtype, f"{name}/as_cached", source=attention.compute_dtype)
-    return graph.node("ScatterND", [cached, index, new], f"{name}_written")
-
-
-def _attended(attention: Attention, cached: str, name: str) -> str:
-    """Return the keys or values to attend to: of a shared cache, up to the longest row."""
-    if attention.lengths.shared is None:
-        return cached
-    graph = attention.graph
-    end = attention.lengths.total
-    cached = graph.node("Slice", [cached, graph.ints(0), end, graph.ints(2)], f"{name}_of_rows")
-    dtype = attention.compute_dtype
-    return graph.cast(cached, dtype, f"{name}/from_cached", source=attention.options.dtype)
+    def _attended(self, cached: str, name: str) -> str:
+        """Return the keys or values to attend to: of a shared cache, up to the longest row."""
+        if self.lengths.shared is None:
+            return cached
+        graph = self.graph
+        part = [graph.ints(0), self.lengths.total, graph.ints(2)]
+        cached = graph.node("Slice", [cached, *part], f"{name}_of_rows")
+        return self.from_cached(cached, name)
 
 
 PRIMITIVE = Target(
@@ -269,6 +262,6 @@ PRIMITIVE = Target(
     opsets=(14, 24),
     dtypes=(FLOAT32, FLOAT64, *HALF),
     rotator=PrimitiveRotator,
-    attend=attend,
+    attention=PrimitiveAttention,
     per_head=True,
 )
