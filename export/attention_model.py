@@ -17,7 +17,7 @@ from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Dtype, Float64
 
 from . import nodes
-from .checks import check_arrays, check_attention, check_rotary_embedding, plain_attention_options
+from .checks import check_arrays, check_rope, checked_options
 from .graph import (
     BATCH,
     CAPACITY,
@@ -213,7 +213,7 @@ def export_attention(
     >>> [value.name for value in model.graph.output]
     ['attention', 'present_key', 'present_value']
     """
-    check_rotary_embedding(rope)
+    check_rope(rope)
     arrays = _projection_weights(weights) | _norm_weights(qk_norm) | _sink_values(sinks)
     given = AttentionOptions(
         num_heads=num_heads,
@@ -244,8 +244,9 @@ def export_attention(
         names=names,
         layer=layer,
     )
-    options = plain_attention_options(given)
-    check_attention(options, rope)
+    options = checked_options(given, rope)
+    if options.hidden is not None:
+        options = replace(options, layout="bsd")  # hidden states are (batch, seq, width)
     check_arrays(options, rope.head_dim, arrays)
     builder = _ModelBuilder(rope, options, arrays)
     return builder.build(model_metadata(rope, options, metadata))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 import onnxruntime
@@ -18,8 +19,8 @@ from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import DTYPES, Float64
 
-from .options import NORM_EPSILON, AttentionOptions, RopeOptions
-from .targets import TARGETS, Target
+from .options import NORM_EPSILON, AttentionOptions, RopeOptions, TargetName
+from .targets import TARGETS
 from .targets.ort import runtime_takes_query_lengths
 
 NORM_DEFAULTS = {"norm_epsilon": NORM_EPSILON, "norm_offset": 0.0}
@@ -29,18 +30,15 @@ _ONE_LENGTH = "give `rope.at_length(seq_len)`"
 
 FLOAT32_RULE = "be at least 2^-126 and below 2^62"
 
+Options = TypeVar("Options", RopeOptions, AttentionOptions)
 # From the name and the value of an option to the value in plain types.
 ValueCheck = Callable[[str, Any], Any]
 
 
-def check_rotary_embedding(rope: object) -> None:
-    """Raise TypeError unless `rope` is a RotaryEmbedding."""
+def check_rope(rope: object) -> None:
+    """Raise TypeError or ValueError unless `rope` is a RotaryEmbedding of one sequence length."""
     if not isinstance(rope, RotaryEmbedding):
         raise ArgumentTypeError("rope", Finding.type_of(rope), "be a RotaryEmbedding")
-
-
-def check_one_length(rope: RotaryEmbedding) -> None:
-    """Raise ValueError unless `rope` has the frequencies of exactly one sequence length."""
     spec = rope.spec
     if spec.needs_length:
         finding = Finding(
@@ -53,42 +51,68 @@ def check_one_length(rope: RotaryEmbedding) -> None:
         raise ArgumentError("rope", finding, "be for one length", _ONE_LENGTH)
 
 
-def plain_rope_options(options: RopeOptions) -> RopeOptions:
-    """Return the options in plain types; raise TypeError or ValueError at the first wrong one."""
-    options = replace(options, **_plain_values(options))
-    _check_rope_options(options)
+def checked_options(options: Options, rope: RotaryEmbedding) -> Options:
+    """Return options in plain types.
+
+    Raises TypeError or ValueError at the first that is wrong, or that the target cannot express;
+    the text names the targets that can.
+    """
+    try:
+        return _checked_options(options, rope)
+    except ArgumentError as error:
+        able = []
+        for name in get_args(TargetName):
+            with suppress(ArgumentError):
+                _checked_options(replace(options, target=name), rope)
+                able.append(repr(name))
+        if error.remedy or error.argument == "target" or not able:
+            raise
+        noun = "target" if len(able) == 1 else "targets"
+        remedy = f"{noun} {' and '.join(able)} can express it"
+        raise ArgumentError(error.argument, error.finding, error.rule, remedy) from None
+
+
+def _checked_options(options: Options, rope: RotaryEmbedding) -> Options:
+    """Return options in plain types; raise where they or their target cannot express a rotation."""
+    options = plain_options(options)
+    if rope.axes > 1 and not rope.spec.shared_id and options.positions != "position_ids":
+        rule = f"be 'position_ids': with {rope.axes} axes each token needs its coordinates"
+        raise ArgumentError("positions", options.positions, rule)
+    _check_rotation(options.rotation, rope)
+    if isinstance(options, AttentionOptions):
+        _check_attention(options, rope)
     return options
 
 
-def plain_attention_options(options: AttentionOptions) -> AttentionOptions:
+def plain_options(options: Options) -> Options:
     """Return the options in plain types; raise TypeError or ValueError at the first wrong one."""
-    options = replace(options, **_plain_values(options))
-    _check_attention_options(options)
-    if options.hidden is not None:
-        return replace(options, layout="bsd")  # hidden states are (batch, seq, width)
+    types = get_type_hints(type(options))
+    values = {
+        field.name: _plain_value(field.name, getattr(options, field.name), types[field.name])
+        for field in fields(options)
+        if field.name != "opset"
+    }
+    target = TARGETS[values["target"]]
+    if np.dtype(values["dtype"]) not in target.dtypes:
+        rule = f"be one of {', '.join(map(str, target.dtypes))} for {target.op}"
+        raise ArgumentError("dtype", values["dtype"], rule)
+    first, last = target.opsets
+    if values.get("cache") == "shared":
+        first = target.shared_cache_opset or first
+    opset = options.opset
+    values["opset"] = first if opset is None else scalars.whole_number("opset", opset, first, last)
+    options = replace(options, **values)
+    if isinstance(options, RopeOptions):
+        _check_rope_options(options)
+    else:
+        _check_attention_options(options)
     return options
 
 
-def check_rope(options: RopeOptions, rope: RotaryEmbedding) -> None:
-    """Raise ValueError where the options or their target cannot express a rotation."""
-    check_one_length(rope)
-    if options.max_positions is not None:
-        rows = options.max_positions
-        scalars.check_table_size("max_positions", rows, rows, rope.spec.pairs)
-    _check_coordinates(rope, options.positions)
-    _check_rotation(options, rope)
-
-
-def check_attention(options: AttentionOptions, rope: RotaryEmbedding) -> None:
-    """Raise ValueError where the options or their target cannot express an attention."""
-    # First, since the check of the rotation would name a `positions` that was not given.
-    _check_coordinates(rope, options.positions)
-    check_rope(options.rotation, rope)
+def _check_attention(options: AttentionOptions, rope: RotaryEmbedding) -> None:
+    """Raise ValueError where the target or the runtime cannot express an attention."""
     target = TARGETS[options.target]
-    problem = next(target.attention_problems(rope, options), None)
-    if problem is not None:
-        able = _capable_targets(lambda other: _attends(other, options, rope))
-        raise ArgumentError(problem.argument, problem.finding, problem.rule, able)
+    target.attention.check(rope, options)
     if options.batch_chunks and not target.takes_chunks and not runtime_takes_query_lengths():
         rule = (
             "be False, as the GroupQueryAttention of onnxruntime "
@@ -111,26 +135,6 @@ def check_arrays(options: AttentionOptions, head_dim: int, arrays: Mapping[str, 
         raise ArgumentError(argument, Finding.shape_of(array), f"be {shapes[name]}")
 
 
-def _capable_targets(supports: Callable[[Target], bool]) -> str:
-    """Return the remedy "target 'primitive' can express it"; "" without any."""
-    names = [repr(name) for name, target in TARGETS.items() if supports(target)]
-    noun = "target" if len(names) == 1 else "targets"
-    return f"{noun} {' and '.join(names)} can express it" if names else ""
-
-
-def _attends(target: Target, options: AttentionOptions, rope: RotaryEmbedding) -> bool:
-    """Return True if a target can express an attention."""
-    takes_int8 = options.cache_dtype is None or target.int8_cache
-    takes_window = target.window_cache or not options.keeps_window
-    takes_dtype = np.dtype(options.dtype) in target.dtypes
-    return (
-        takes_int8
-        and takes_window
-        and takes_dtype
-        and not any(target.attention_problems(rope, options))
-    )
-
-
 def _check_rope_options(options: RopeOptions) -> None:
     """Raise ValueError where options of a rotation contradict each other."""
     kv_heads = options.num_kv_heads
@@ -151,6 +155,9 @@ def _check_rotation(options: RopeOptions, rope: RotaryEmbedding) -> None:
     """Raise ValueError where the target or a table cannot express the rotation."""
     spec = rope.spec
     target = TARGETS[options.target]
+    if options.max_positions is not None:
+        rows = options.max_positions
+        scalars.check_table_size("max_positions", rows, rows, spec.pairs)
     pair_axes = np.count_nonzero(spec.inv_freq[0], axis=0)
     frequency_heads = spec.inv_freq.shape[2]
     if spec.angle_dtype == "float32" and (pair_axes > 1).any():
@@ -160,7 +167,7 @@ def _check_rotation(options: RopeOptions, rope: RotaryEmbedding) -> None:
     if frequency_heads > 1 and not target.per_head:
         finding = Finding(f"has frequencies for {frequency_heads} heads")
         rule = f"have the same for all heads, as {target.op} takes one cos and sin"
-        raise ArgumentError("rope", finding, rule, _capable_targets(lambda other: other.per_head))
+        raise ArgumentError("rope", finding, rule, "or give `target`='primitive' and `num_heads`")
     for name, count in zip(("num_heads", "num_kv_heads"), options.heads.values(), strict=False):
         if frequency_heads > 1 and (count is None or count % frequency_heads):
             raise ArgumentError(name, count, f"be a multiple of {frequency_heads}, as in `rope`")
@@ -222,60 +229,13 @@ def _check_cache(options: AttentionOptions) -> None:
         raise ArgumentError("mask", options.mask, f"be left out, {given}: rows have lengths")
     if options.keeps_window and options.window is None:
         raise ArgumentError("window", None, f"be given, {given}")
-    if options.keeps_window and not TARGETS[options.target].window_cache:
-        rule = f"be 'growing' or 'shared' with target {options.target!r}"
-        able = _capable_targets(lambda other: other.window_cache)
-        raise ArgumentError("cache", options.cache, rule, able)
     if options.cache_dtype is not None and not options.is_shared:
         rule = f"be left out, {given}"
         raise ArgumentError("cache_dtype", options.cache_dtype, rule, "or give `cache`='shared'")
-    if options.cache_dtype is not None and not TARGETS[options.target].int8_cache:
-        rule = f"be left out with target {options.target!r}"
-        able = _capable_targets(lambda other: other.int8_cache)
-        raise ArgumentError("cache_dtype", options.cache_dtype, rule, able)
     takes_chunks = options.is_shared or TARGETS[options.target].takes_chunks
     if options.batch_chunks and not takes_chunks:
         rule = f"be left out with target {options.target!r} and `cache` 'growing'"
         raise ArgumentError("batch_chunks", True, rule, "or give `cache`='shared'")
-
-
-def _check_coordinates(rope: RotaryEmbedding, positions: str) -> None:
-    """Raise ValueError where positions are consecutive, but tokens need coordinates."""
-    if rope.axes > 1 and not rope.spec.shared_id and positions != "position_ids":
-        rule = f"be 'position_ids': with {rope.axes} axes each token needs its coordinates"
-        raise ArgumentError("positions", positions, rule)
-
-
-def _check_dtype(target: Target, dtype: np.dtype[Any]) -> None:
-    if dtype not in target.dtypes:
-        rule = f"be one of {', '.join(map(str, target.dtypes))} for {target.op}"
-        able = _capable_targets(lambda other: dtype in other.dtypes)
-        raise ArgumentError("dtype", str(dtype), rule, able)
-
-
-def _target_opset(target: Target, opset: int | None, cache: str | None) -> int:
-    """Return the opset to write; None is the target's lowest, of attention with this cache."""
-    first, last = target.opsets
-    if cache == "shared" and target.shared_cache_opset is not None:
-        first = target.shared_cache_opset
-    if opset is None:
-        return first
-    if not first <= opset <= last:
-        rule = f"be from {first} to {last}, the opsets of target {target.name!r}"
-        raise ArgumentError("opset", opset, rule)
-    return opset
-
-
-def _plain_values(options: RopeOptions | AttentionOptions) -> dict[str, Any]:
-    """Return the values of options in plain types, with the opset and a dtype of the target."""
-    types = get_type_hints(type(options))
-    values = {
-        field.name: _plain_value(field.name, getattr(options, field.name), types[field.name])
-        for field in fields(options)
-    }
-    target = TARGETS[values["target"]]
-    _check_dtype(target, np.dtype(values["dtype"]))
-    return values | {"opset": _target_opset(target, values["opset"], values.get("cache"))}
 
 
 def _plain_value(name: str, value: Any, type_: Any) -> Any:
@@ -291,10 +251,6 @@ def _plain_value(name: str, value: Any, type_: Any) -> Any:
 
 def _whole(most: int) -> ValueCheck:
     return lambda name, value: scalars.whole_number(name, value, 1, most)
-
-
-def _optional(check: ValueCheck) -> ValueCheck:
-    return lambda name, value: None if value is None else check(name, value)
 
 
 def _dtype_of(known: Iterable[np.dtype[Any]]) -> ValueCheck:
@@ -349,7 +305,6 @@ def _prefix(name: str, value: object) -> str:
 _CHECKS: dict[str, ValueCheck] = {
     "dtype": _dtype_of(DTYPES.values()),
     "max_positions": _whole(limits.TABLE),
-    "opset": _optional(_whole(limits.WHOLE)),
     "inputs": _input_names,
     "num_heads": _whole(limits.HEADS),
     "num_kv_heads": _whole(limits.HEADS),
@@ -361,7 +316,7 @@ _CHECKS: dict[str, ValueCheck] = {
     "window": scalars.whole_number,
     "softcap": _float32,
     "scale": _float32,
-    "cache_dtype": _optional(_dtype_of([np.dtype(np.int8)])),
+    "cache_dtype": _dtype_of([np.dtype(np.int8)]),
     "name_prefix": _prefix,
     "layer": lambda name, value: scalars.whole_number(name, value, 0, limits.LAYERS),
 }

@@ -17,7 +17,7 @@ from rope_cpu.arguments.scalars import whole_number
 from rope_cpu.arguments.texts import cut
 from rope_cpu.array_types import Float64
 
-from .checks import check_one_length, check_rotary_embedding
+from .checks import check_rope
 from .foreign import ForeignGraph, GraphRotation, inlined
 from .validation.report import Outcome, Report
 
@@ -127,8 +127,7 @@ def _expected(rope: Ropes) -> dict[str, RotaryEmbedding]:
     """Return rotary embeddings of one axis by name; raise if they are for no or several lengths."""
     named = rope if isinstance(rope, Mapping) else {} if rope is None else {"": rope}
     for each in named.values():
-        check_rotary_embedding(each)
-        check_one_length(each)
+        check_rope(each)
     return {name: _with_one_axis(each) for name, each in named.items()}
 
 

@@ -14,7 +14,7 @@ from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.scalars import choice
 from rope_cpu.arguments.texts import cut, shown
 
-from .checks import plain_attention_options, plain_rope_options
+from .checks import plain_options
 from .nodes import MASK_INPUT
 from .options import AttentionOptions, RopeOptions
 from .targets.base import pairing_text
@@ -144,8 +144,8 @@ def read_options(model: onnx.ModelProto) -> RopeOptions | AttentionOptions:
         if written != prefix:
             raise ArgumentError("name_prefix", written, f"be that of the key, {shown(prefix)}")
         if kind == RopeOptions.kind:
-            return plain_rope_options(RopeOptions(**fields))
-        return plain_attention_options(AttentionOptions(**fields))
+            return plain_options(RopeOptions(**fields))
+        return plain_options(AttentionOptions(**fields))
     except (TypeError, ValueError) as error:
         finding = Finding(
             f"has metadata {OPTIONS_KEY!r} of {cut(text)}, which no export of this version writes: "

@@ -63,6 +63,11 @@ class RopeOptions:
     opset: Any
 
     @property
+    def rotation(self) -> RopeOptions:
+        """These options, as those of an attention have the options of its rotation."""
+        return self
+
+    @property
     def heads(self) -> dict[str, int | None]:
         """The number of heads of each input, None where the graph takes any number."""
         counts: dict[str, int | None] = dict.fromkeys(self.inputs, self.num_heads)
@@ -110,7 +115,7 @@ class AttentionOptions:
     norm_offset: float
     past: bool
     cache: Cache
-    cache_dtype: Any
+    cache_dtype: Int8 | None
     batch_chunks: bool
     opset: Any
     qk_norm: Source

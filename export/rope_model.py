@@ -11,7 +11,7 @@ import onnx
 from rope_cpu import RotaryEmbedding
 from rope_cpu.array_types import Dtype
 
-from .checks import check_rope, check_rotary_embedding, plain_rope_options
+from .checks import check_rope, checked_options
 from .graph import BATCH, SEQUENCE, Graph, Layout, Shape, tensor_shape
 from .metadata import POSITION_DESCRIPTIONS, model_metadata, rotation_text
 from .nodes import CosSinValues, arange, computed_cos_sin, cos_sin_tables
@@ -101,7 +101,7 @@ def export_rope(
     >>> [value.name for value in model.graph.output]
     ['q_rot', 'k_rot']
     """
-    check_rotary_embedding(rope)
+    check_rope(rope)
     given = RopeOptions(
         target=target,
         dtype=dtype,
@@ -114,8 +114,7 @@ def export_rope(
         inverse=inverse,
         opset=opset,
     )
-    options = plain_rope_options(given)
-    check_rope(options, rope)
+    options = checked_options(given, rope)
     return _build_model(rope, options, model_metadata(rope, options, metadata))
 
 

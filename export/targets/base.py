@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,10 +30,6 @@ class Target:
     takes_chunks: whether attention of several new tokens on a past works for a batch above 1.
     shared_cache_opset: the lowest opset of attention over a shared cache, None if it is that of
         `opsets`.
-    int8_cache: whether a shared cache may be int8.
-    window_cache: whether a shared cache may keep a window alone.
-    attention_problems: yields the reasons why this target cannot express an attention, without
-        a remedy.
     """
 
     name: str
@@ -47,11 +43,6 @@ class Target:
     attention_rotates: bool = False
     takes_chunks: bool = True
     shared_cache_opset: int | None = None
-    int8_cache: bool = False
-    window_cache: bool = False
-    attention_problems: Callable[[RotaryEmbedding, AttentionOptions], Iterator[ArgumentError]] = (
-        lambda rope, options: iter(())
-    )
 
 
 @dataclass
@@ -194,6 +185,16 @@ class Attention:
     def compute_dtype(self) -> np.dtype[Any]:
         """The dtype of the arithmetic."""
         return self.rotator.compute_dtype
+
+    @staticmethod
+    def check(rope: RotaryEmbedding, options: AttentionOptions) -> None:
+        """Raise ValueError, without a remedy, where the target cannot express an attention."""
+        if options.keeps_window:
+            rule = f"be 'growing' or 'shared' with target {options.target!r}"
+            raise ArgumentError("cache", options.cache, rule)
+        if options.cache_dtype is not None:
+            rule = f"be left out with target {options.target!r}"
+            raise ArgumentError("cache_dtype", options.cache_dtype, rule)
 
     def attend(self, q: str, k: str, v: str) -> tuple[str, str, str]:
         """Return the result in the layout of q, and present keys and values.

@@ -5,7 +5,6 @@ RotaryEmbedding, MRotaryEmbedding and GroupQueryAttention.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache, cached_property
 from typing import Any
@@ -130,6 +129,24 @@ def operator_rotates(rope: RotaryEmbedding, options: AttentionOptions) -> bool:
 class OrtAttention(Attention):
     """Writes com.microsoft GroupQueryAttention, which rotates too where it can."""
 
+    @staticmethod
+    def check(rope: RotaryEmbedding, options: AttentionOptions) -> None:
+        """Raise ValueError where GroupQueryAttention would be wrong or would not run."""
+        if not options.causal:
+            raise ArgumentError("causal", False, f"be True for {ATTENTION_OP}")
+        if rope.head_dim % 8:
+            rule = f"be a multiple of 8 for {ATTENTION_OP}"
+            raise ArgumentError("head_dim", rope.head_dim, rule)
+        if options.v_head_dim != rope.head_dim:
+            rule = f"be `head_dim`, {rope.head_dim}, for {ATTENTION_OP}"
+            raise ArgumentError("v_head_dim", options.v_head_dim, rule)
+        if options.is_shared and options.cached_dtype not in (str(FLOAT32), "int8"):
+            rule = (
+                f"be float32 unless `cache_dtype` is 'int8': {ATTENTION_OP} would convert the "
+                "whole shared cache to float32 at every step"
+            )
+            raise ArgumentError("dtype", options.dtype, rule)
+
     def attend(self, q: str, k: str, v: str) -> tuple[str, str, str]:
         """Return the result, and present keys and values."""
         graph = self.graph
@@ -243,24 +260,6 @@ def runtime_takes_query_lengths() -> bool:
     return any(value.name == "query_seqlens" for values in inputs for value in values)
 
 
-def attention_problems(rope: RotaryEmbedding, options: AttentionOptions) -> Iterator[ArgumentError]:
-    """Yield the reasons why GroupQueryAttention would be wrong or would not run."""
-    if not options.causal:
-        yield ArgumentError("causal", False, f"be True for {ATTENTION_OP}")
-    if rope.head_dim % 8:
-        rule = f"be a multiple of 8 for {ATTENTION_OP}"
-        yield ArgumentError("head_dim", rope.head_dim, rule)
-    if options.v_head_dim != rope.head_dim:
-        rule = f"be `head_dim`, {rope.head_dim}, for {ATTENTION_OP}"
-        yield ArgumentError("v_head_dim", options.v_head_dim, rule)
-    if options.is_shared and options.cached_dtype not in (str(FLOAT32), "int8"):
-        rule = (
-            f"be float32 unless `cache_dtype` is 'int8': {ATTENTION_OP} would convert the whole "
-            "shared cache to float32 at every step"
-        )
-        yield ArgumentError("dtype", options.dtype, rule)
-
-
 ORT = Target(
     name="ort",
     op="com.microsoft RotaryEmbedding",
@@ -270,7 +269,4 @@ ORT = Target(
     attention_layout="bsd",
     attention_rotates=True,
     takes_chunks=False,
-    int8_cache=True,
-    window_cache=True,
-    attention_problems=attention_problems,
 )

@@ -16,7 +16,7 @@ from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.scalars import whole_number
 from rope_cpu.arguments.texts import cut, first_line
 
-from ..checks import check_one_length, check_rotary_embedding
+from ..checks import check_rope
 from ..files import MAX_PATH_BYTES
 from ..metadata import read_options
 from ..options import AttentionOptions, RopeOptions
@@ -78,9 +78,8 @@ def validate(
     if not isinstance(model, onnx.ModelProto | str | os.PathLike):
         rule = "be an onnx.ModelProto or a path"
         raise ArgumentTypeError("model", Finding.type_of(model), rule)
-    check_rotary_embedding(rope)
+    check_rope(rope)
     whole_number("seed", seed, 0, MAX_SEED)
-    check_one_length(rope)
     source = model if isinstance(model, onnx.ModelProto) else os.fspath(model)
     loaded = _load(source) if isinstance(source, str) else source
     options = read_options(loaded)
