@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Dtype, Float64
 
 from . import nodes
-from .checks import check_arrays, check_rope, checked_options
+from .checks import check_rope, checked_options
 from .graph import (
     BATCH,
     CAPACITY,
@@ -52,7 +53,15 @@ from .targets.base import Rotator
 
 INT32_MAX = 2**31 - 1  # GroupQueryAttention's lengths are int32
 
-WEIGHTS = ("q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "o_bias")
+WEIGHTS = {"q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "o_bias"}
+# {initializer: the argument that it is from}.
+ARGUMENTS = {
+    **{f"{name}_weight": f"weights[{name!r}]" for name in "qkvo"},
+    **{f"{name}_bias": f"weights['{name}_bias']" for name in "qkvo"},
+    "q_norm": "qk_norm[0]",
+    "k_norm": "qk_norm[1]",
+    "sinks": "sinks",
+}
 
 
 def export_attention(
@@ -214,7 +223,8 @@ def export_attention(
     ['attention', 'present_key', 'present_value']
     """
     check_rope(rope)
-    arrays = _projection_weights(weights) | _norm_weights(qk_norm) | _sink_values(sinks)
+    arrays = _arrays(weights, qk_norm, sinks)
+    # Weights of other than two axes are refused with the shapes.
     given = AttentionOptions(
         num_heads=num_heads,
         num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
@@ -238,8 +248,8 @@ def export_attention(
         opset=opset,
         qk_norm=_source_of(qk_norm),
         sinks=_source_of(sinks),
-        hidden=arrays["q"].shape[1] if "q" in arrays else None,
-        output=arrays["o"].shape[0] if "o" in arrays else None,
+        hidden=math.prod(arrays["q_weight"].shape[1:]) if weights is not None else None,
+        output=math.prod(arrays["o_weight"].shape[:1]) if "o_weight" in arrays else None,
         name_prefix=name_prefix,
         names=names,
         layer=layer,
@@ -247,7 +257,7 @@ def export_attention(
     options = checked_options(given, rope)
     if options.hidden is not None:
         options = replace(options, layout="bsd")  # hidden states are (batch, seq, width)
-    check_arrays(options, rope.head_dim, arrays)
+    _check_shapes(arrays, options.array_shapes(rope.head_dim))
     builder = _ModelBuilder(rope, options, arrays)
     return builder.build(model_metadata(rope, options, metadata))
 
@@ -261,17 +271,44 @@ def _rename(model: onnx.ModelProto, names: dict[str, str]) -> None:
         value.name = names.get(value.name, value.name)
 
 
-def _projection_weights(weights: Mapping[str, ArrayLike] | None) -> dict[str, Float64]:
-    """Return projection weights (out, in) and biases (out,) in float64, checked.
+def _source_of(argument: object) -> Source:
+    """Return the source of an array: no array, an array, or "input"."""
+    if argument is None:
+        return "none"
+    return "input" if isinstance(argument, str) and argument == INPUT else "initializer"
 
-    Names other than those of `WEIGHTS`, missing projections and other numbers of axes are refused.
-    """
-    if weights is None:
-        return {}
+
+def _arrays(
+    weights: Mapping[str, ArrayLike] | None,
+    qk_norm: tuple[ArrayLike, ArrayLike] | str | None,
+    sinks: ArrayLike | str | None,
+) -> dict[str, Float64]:
+    """Return the arrays that become initializers, by the names of these."""
+    arrays: dict[str, ArrayLike] = {}
+    if weights is not None:
+        arrays |= _named_weights(weights)
+    if _source_of(qk_norm) == "initializer":
+        if not isinstance(qk_norm, tuple | list):
+            rule = "be a pair of arrays, q and k, or 'input'"
+            raise ArgumentTypeError("qk_norm", Finding.type_of(qk_norm), rule)
+        if len(qk_norm) != 2:
+            finding = Finding(f"holds {len(qk_norm)} arrays")
+            raise ArgumentError("qk_norm", finding, "hold two, for q and k")
+        arrays |= {"q_norm": qk_norm[0], "k_norm": qk_norm[1]}
+    if sinks is not None and _source_of(sinks) == "initializer":
+        arrays["sinks"] = finite_array("sinks", sinks)
+    return {
+        name: real_array(ARGUMENTS[name], array).astype(np.float64, copy=False)
+        for name, array in arrays.items()
+    }
+
+
+def _named_weights(weights: Mapping[str, ArrayLike]) -> dict[str, ArrayLike]:
+    """Return projections and biases by the names of their initializers."""
     if not isinstance(weights, Mapping):
         rule = "be a mapping of names to arrays"
         raise ArgumentTypeError("weights", Finding.type_of(weights), rule)
-    unknown = [name for name in weights if name not in WEIGHTS]
+    unknown = set(weights) - WEIGHTS
     missing = {"q", "k", "v"} - set(weights)
     unused_bias = "o_bias" in weights and "o" not in weights
     if unknown or missing or unused_bias:
@@ -280,50 +317,14 @@ def _projection_weights(weights: Mapping[str, ArrayLike] | None) -> dict[str, Fl
             "o_bias"
         )
         raise ArgumentError("weights", Finding.holds(shown(list(weights))), rule)
-    arrays = {name: _float64(f"weights[{shown(name)}]", x) for name, x in weights.items()}
+    return {name if "_" in name else f"{name}_weight": x for name, x in weights.items()}
+
+
+def _check_shapes(arrays: Mapping[str, Float64], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise ValueError unless weights, norms and sinks have the shapes that the options need."""
     for name, array in arrays.items():
-        axes = ("out",) if name.endswith("_bias") else ("out", "in")
-        if array.ndim != len(axes):
-            rule = f"have the axes {', '.join(axes)}"
-            raise ArgumentError(f"weights[{name!r}]", Finding.shape_of(array), rule)
-    return arrays
-
-
-def _source_of(argument: object) -> Source:
-    """Return the source of an array, one of `SOURCES`: no array, an array, or "input"."""
-    if argument is None:
-        return "none"
-    return "input" if isinstance(argument, str) and argument == INPUT else "initializer"
-
-
-def _norm_weights(qk_norm: tuple[ArrayLike, ArrayLike] | str | None) -> dict[str, Float64]:
-    """Return the weights of the norms of q and k, in float64, as `q_norm` and `k_norm`.
-
-    Nothing is returned for weights that are inputs of the graph.
-    """
-    if _source_of(qk_norm) != "initializer":
-        return {}
-    if not isinstance(qk_norm, tuple | list):
-        rule = "be a pair of arrays, q and k, or 'input'"
-        raise ArgumentTypeError("qk_norm", Finding.type_of(qk_norm), rule)
-    if len(qk_norm) != 2:
-        finding = Finding(f"holds {len(qk_norm)} arrays")
-        raise ArgumentError("qk_norm", finding, "hold two, for q and k")
-    return {f"{name}_norm": _float64(f"qk_norm[{i}]", qk_norm[i]) for i, name in enumerate("qk")}
-
-
-def _float64(name: str, value: ArrayLike) -> Float64:
-    """Return an array of numbers as float64."""
-    return real_array(name, value).astype(np.float64, copy=False)
-
-
-def _sink_values(sinks: ArrayLike | str | None) -> dict[str, Float64]:
-    """Return the sinks in float64, as `sinks`; nothing where they are none or an input."""
-    if sinks is None or _source_of(sinks) == INPUT:
-        return {}
-    if isinstance(sinks, str):
-        raise ArgumentTypeError("sinks", sinks, "be an array, or 'input'")
-    return {"sinks": finite_array("sinks", sinks)}
+        if array.shape != shapes[name]:
+            raise ArgumentError(ARGUMENTS[name], Finding.shape_of(array), f"be {shapes[name]}")
 
 
 class _ModelBuilder:
@@ -443,9 +444,9 @@ class _ModelBuilder:
         """
         graph = self.graph
         heads, width = self.sizes[name]
-        projected = name in self.arrays
+        is_projected = self.options.hidden is not None
         with graph.scope(name):
-            if projected:
+            if is_projected:
                 x = self._project(x, name)
             layout: str = self.options.layout
             attention_layout = self.target.attention_layout
@@ -456,7 +457,7 @@ class _ModelBuilder:
                 layout = by_head
             x = relayout(graph, x, layout, attention_layout, heads, width)
             if name == "v":
-                is_rounded = projected and self.options.cache_dtype is None
+                is_rounded = is_projected and self.options.cache_dtype is None
                 return self._round_as_cached(x) if is_rounded else x
             if self.target.attention_rotates:
                 return x
@@ -496,26 +497,22 @@ class _ModelBuilder:
     def _project(self, x: str, name: str) -> str:
         """Apply a projection: x · Wᵀ + b."""
         graph = self.graph
-        weight = self.arrays[name].T.astype(self.dtype)
-        weight_name = graph.initializer(f"{name}_weight", weight)
-        matrix = self._to_compute_dtype(weight_name)
+        weight = self.arrays[f"{name}_weight"].T.astype(self.dtype)
+        matrix = self._to_compute_dtype(graph.initializer(f"{name}_weight", weight))
         y = graph.node("MatMul", [x, matrix], f"{name}_projected")
         if f"{name}_bias" not in self.arrays:
             return y
         bias = self.arrays[f"{name}_bias"].astype(self.dtype)
-        bias_name = graph.initializer(f"{name}_bias", bias)
-        return graph.node("Add", [y, self._to_compute_dtype(bias_name)], f"{name}_with_bias")
+        addend = self._to_compute_dtype(graph.initializer(f"{name}_bias", bias))
+        return graph.node("Add", [y, addend], f"{name}_with_bias")
 
     def _declare_outputs(self, result: str, keys: str, values: str) -> None:
         graph = self.graph
         options = self.options
-        heads = options.num_heads
-        width = options.v_head_dim
-        projected = options.output is not None
-        layout = "bsd" if projected else options.layout
-        shape = tensor_shape(layout, heads, width)
+        size = (options.num_heads, options.v_head_dim)
+        shape = tensor_shape(options.layout, *size)
         with graph.scope("output"):
-            y = relayout(graph, result, self.target.attention_layout, layout, heads, width)
+            y = relayout(graph, result, self.target.attention_layout, options.layout, *size)
             if options.output is not None:
                 y = self._project(y, "o")
                 shape = [BATCH, SEQUENCE, options.output]

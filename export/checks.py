@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
-import onnxruntime
 from numpy.typing import DTypeLike
 
 from rope_cpu import RotaryEmbedding
@@ -17,11 +17,10 @@ from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.arrays import to_dtype
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.texts import cut, shown
-from rope_cpu.array_types import DTYPES, Float64
+from rope_cpu.array_types import DTYPES
 
 from .options import NORM_EPSILON, AttentionOptions, RopeOptions, TargetName
 from .targets import TARGETS
-from .targets.ort import runtime_takes_query_lengths
 
 NORM_DEFAULTS = {"norm_epsilon": NORM_EPSILON, "norm_offset": 0.0}
 PREFIX_CHARACTERS = frozenset(string.ascii_letters + string.digits + "_./:-")
@@ -80,7 +79,7 @@ def _checked_options(options: Options, rope: RotaryEmbedding) -> Options:
         raise ArgumentError("positions", options.positions, rule)
     _check_rotation(options.rotation, rope)
     if isinstance(options, AttentionOptions):
-        _check_attention(options, rope)
+        TARGETS[options.target].attention.check(rope, options)
     return options
 
 
@@ -107,32 +106,6 @@ def plain_options(options: Options) -> Options:
     else:
         _check_attention_options(options)
     return options
-
-
-def _check_attention(options: AttentionOptions, rope: RotaryEmbedding) -> None:
-    """Raise ValueError where the target or the runtime cannot express an attention."""
-    target = TARGETS[options.target]
-    target.attention.check(rope, options)
-    if options.batch_chunks and not target.takes_chunks and not runtime_takes_query_lengths():
-        rule = (
-            "be False, as the GroupQueryAttention of onnxruntime "
-            f"{onnxruntime.__version__} takes several new tokens on a past for a batch of 1 only"
-        )
-        raise ArgumentError("batch_chunks", True, rule, "or install onnxruntime 1.32")
-
-
-def check_arrays(options: AttentionOptions, head_dim: int, arrays: Mapping[str, Float64]) -> None:
-    """Raise ValueError unless weights, norms and sinks have the shapes that the options need."""
-    shapes = options.weight_shapes(head_dim)
-    for name, array in arrays.items():
-        if array.shape == shapes[name]:
-            continue
-        argument = f"weights[{name!r}]"
-        if name == "sinks":
-            argument = name
-        elif name.endswith("_norm"):
-            argument = f"qk_norm[{'qk'.index(name[0])}]"
-        raise ArgumentError(argument, Finding.shape_of(array), f"be {shapes[name]}")
 
 
 def _check_rope_options(options: RopeOptions) -> None:
@@ -232,10 +205,6 @@ def _check_cache(options: AttentionOptions) -> None:
     if options.cache_dtype is not None and not options.is_shared:
         rule = f"be left out, {given}"
         raise ArgumentError("cache_dtype", options.cache_dtype, rule, "or give `cache`='shared'")
-    takes_chunks = options.is_shared or TARGETS[options.target].takes_chunks
-    if options.batch_chunks and not takes_chunks:
-        rule = f"be left out with target {options.target!r} and `cache` 'growing'"
-        raise ArgumentError("batch_chunks", True, rule, "or give `cache`='shared'")
 
 
 def _plain_value(name: str, value: Any, type_: Any) -> Any:
@@ -249,22 +218,13 @@ def _plain_value(name: str, value: Any, type_: Any) -> Any:
     return _CHECKS[name](name, value)
 
 
-def _whole(most: int) -> ValueCheck:
-    return lambda name, value: scalars.whole_number(name, value, 1, most)
-
-
-def _dtype_of(known: Iterable[np.dtype[Any]]) -> ValueCheck:
-    """Return the check for one of the known dtypes, which returns its name."""
-    choices = tuple(known)
-
-    def check(name: str, value: DTypeLike) -> str:
-        dtype = to_dtype(value)
-        if dtype is None or dtype not in choices:
-            given = value if dtype is None else Finding(f"is {cut(str(dtype))}")
-            raise ArgumentTypeError(name, given, f"be one of {', '.join(map(str, choices))}")
-        return str(dtype)
-
-    return check
+def _dtype_name(name: str, value: DTypeLike, known: Iterable[np.dtype[Any]]) -> str:
+    """Return the name of a dtype; raise TypeError unless it is one of the known ones."""
+    dtype = to_dtype(value)
+    if dtype is None or dtype not in known:
+        given = value if dtype is None else Finding(f"is {cut(str(dtype))}")
+        raise ArgumentTypeError(name, given, f"be one of {', '.join(map(str, known))}")
+    return str(dtype)
 
 
 def _float32(name: str, value: object) -> float:
@@ -303,20 +263,20 @@ def _prefix(name: str, value: object) -> str:
 
 # The checks of options that are neither truth values nor one of a few names.
 _CHECKS: dict[str, ValueCheck] = {
-    "dtype": _dtype_of(DTYPES.values()),
-    "max_positions": _whole(limits.TABLE),
+    "dtype": partial(_dtype_name, known=DTYPES.values()),
+    "max_positions": partial(scalars.whole_number, most=limits.TABLE),
     "inputs": _input_names,
-    "num_heads": _whole(limits.HEADS),
-    "num_kv_heads": _whole(limits.HEADS),
-    "v_head_dim": _whole(limits.HEAD_DIM),
+    "num_heads": partial(scalars.whole_number, most=limits.HEADS),
+    "num_kv_heads": partial(scalars.whole_number, most=limits.HEADS),
+    "v_head_dim": partial(scalars.whole_number, most=limits.HEAD_DIM),
     "norm_epsilon": _float32,
-    "norm_offset": lambda name, value: scalars.real_number(name, value, zero=True),
-    "hidden": _whole(limits.HIDDEN_SIZE),
-    "output": _whole(limits.HIDDEN_SIZE),
+    "norm_offset": partial(scalars.real_number, zero=True),
+    "hidden": partial(scalars.whole_number, most=limits.HIDDEN_SIZE),
+    "output": partial(scalars.whole_number, most=limits.HIDDEN_SIZE),
     "window": scalars.whole_number,
     "softcap": _float32,
     "scale": _float32,
-    "cache_dtype": _dtype_of([np.dtype(np.int8)]),
+    "cache_dtype": partial(_dtype_name, known=[np.dtype(np.int8)]),
     "name_prefix": _prefix,
-    "layer": lambda name, value: scalars.whole_number(name, value, 0, limits.LAYERS),
+    "layer": partial(scalars.whole_number, least=0, most=limits.LAYERS),
 }

@@ -192,15 +192,6 @@ class AttentionOptions:
         """The name of the dtype of past and present keys and values."""
         return str(self.dtype if self.cache_dtype is None else self.cache_dtype)
 
-    @property
-    def weights(self) -> tuple[str, ...]:
-        """The names of weights that are initializers: of projections, norms and sinks."""
-        inputs = () if self.hidden is None else ("q_weight", "k_weight", "v_weight")
-        outputs = () if self.output is None else ("o_weight",)
-        norms = ("q_norm", "k_norm") if self.qk_norm == "initializer" else ()
-        sinks = ("sinks",) if self.sinks == "initializer" else ()
-        return (*inputs, *outputs, *norms, *sinks)
-
     def array_inputs(self, head_dim: int) -> dict[str, tuple[int, ...]]:
         """Return {name: shape} of scales, norms' weights and sinks that are inputs."""
         inputs: dict[str, tuple[int, ...]] = {}
@@ -221,14 +212,20 @@ class AttentionOptions:
             "v": (self.num_kv_heads, self.v_head_dim),
         }
 
-    def weight_shapes(self, head_dim: int) -> dict[str, tuple[int, ...]]:
-        """Return {name: shape} of sinks, norms, projections and biases that are initializers."""
-        shapes: dict[str, tuple[int, ...]] = {"sinks": (self.num_heads,)}
-        shapes |= {"q_norm": (head_dim,), "k_norm": (head_dim,)}
-        for name, (heads, width) in self.sizes(head_dim).items():
-            shapes[name] = (heads * width, self.hidden or 0)
-        shapes["o"] = (self.output or 0, self.num_heads * self.v_head_dim)
-        return shapes | {f"{name}_bias": shapes[name][:1] for name in "qkvo"}
+    def array_shapes(self, head_dim: int) -> dict[str, tuple[int, ...]]:
+        """Return {name: shape} of projections, biases, norms and sinks that are initializers."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        if self.hidden is not None:
+            sizes = self.sizes(head_dim).items()
+            shapes |= {f"{name}_weight": (n * width, self.hidden) for name, (n, width) in sizes}
+        if self.output is not None:
+            shapes["o_weight"] = (self.output, self.num_heads * self.v_head_dim)
+        shapes |= {f"{name[0]}_bias": shape[:1] for name, shape in shapes.items()}
+        if self.qk_norm == "initializer":
+            shapes |= {"q_norm": (head_dim,), "k_norm": (head_dim,)}
+        if self.sinks == "initializer":
+            shapes["sinks"] = (self.num_heads,)
+        return shapes
 
 
 def name_in_graph(value: str, prefix: str, names: str, layer: int | None) -> str:

@@ -10,6 +10,7 @@ from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
+import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state
 
 from rope_cpu import RotaryEmbedding
@@ -146,6 +147,15 @@ class OrtAttention(Attention):
                 "whole shared cache to float32 at every step"
             )
             raise ArgumentError("dtype", options.dtype, rule)
+        if options.batch_chunks and not options.is_shared:
+            rule = f"be left out with target {options.target!r} and `cache` 'growing'"
+            raise ArgumentError("batch_chunks", True, rule, "or give `cache`='shared'")
+        if options.batch_chunks and not runtime_takes_query_lengths():
+            rule = (
+                f"be False, as the GroupQueryAttention of onnxruntime {onnxruntime.__version__} "
+                "takes several new tokens on a past for a batch of 1 only"
+            )
+            raise ArgumentError("batch_chunks", True, rule, "or install onnxruntime 1.32")
 
     def attend(self, q: str, k: str, v: str) -> tuple[str, str, str]:
         """Return the result, and present keys and values."""

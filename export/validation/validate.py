@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Iterable
 
 import onnx
-import onnxruntime
 from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.scalars import whole_number
 from rope_cpu.arguments.texts import cut, first_line
+from rope_cpu.array_types import Array
 
 from ..checks import check_rope
 from ..files import MAX_PATH_BYTES
@@ -92,32 +91,35 @@ def validate(
         message = first_line(error)[-200:]
         failed = Outcome("load", seed, (), problem=f"onnxruntime cannot load it: {message}")
         return Report(title, (static, failed))
-    folder = os.path.dirname(source) if isinstance(source, str) else ""
-    validation = _validation(session, rope, options, loaded, folder)
+    validation: Validation
+    if isinstance(options, RopeOptions):
+        validation = RopeValidation(session, rope, options)
+    else:
+        folder = os.path.dirname(source) if isinstance(source, str) else ""
+        arrays = _arrays(loaded, folder, options, options.array_shapes(rope.head_dim))
+        validation = AttentionValidation(session, rope, options, arrays)
     outcomes = [validation.outcome(case, seed) for case in validation.cases()]
     return Report(title, (static, *outcomes))
 
 
-def _validation(
-    session: onnxruntime.InferenceSession,
-    rope: RotaryEmbedding,
-    options: RopeOptions | AttentionOptions,
-    model: onnx.ModelProto,
-    folder: str,
-) -> Validation:
-    """Return the validation for a model; folder: of its external data."""
-    if isinstance(options, RopeOptions):
-        return RopeValidation(session, rope, options)
-    arrays = {
-        name.removeprefix(options.name_prefix): array
-        for name, array in read_weights(model, folder).items()
-    }
-    for name in options.weights:
-        if name not in arrays:
-            finding = Finding(f"has no initializer '{options.name_prefix}{name}'")
+def _arrays(
+    model: onnx.ModelProto, folder: str, options: AttentionOptions, names: Iterable[str]
+) -> dict[str, Array]:
+    """Return the initializers with these names; folder: of the model's external data.
+
+    Raises ValueError if one is missing, but for biases, which options do not tell of.
+    """
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    arrays = {}
+    for name in names:
+        own_name = f"{options.name_prefix}{name}"
+        if own_name in tensors:
+            arrays[name] = numpy_helper.to_array(tensors[own_name], folder)
+        elif not name.endswith("_bias"):
+            finding = Finding(f"has no initializer {own_name!r}")
             rule = "have one, as its metadata hold options for it"
             raise ArgumentError("model", finding, rule)
-    return AttentionValidation(session, rope, options, arrays)
+    return arrays
 
 
 def _load(path: str) -> onnx.ModelProto:
@@ -129,15 +131,6 @@ def _load(path: str) -> onnx.ModelProto:
         return onnx.load(path, format="protobuf", load_external_data=False)
     except (DecodeError, ValueError):
         raise ArgumentError("model", path, "be an ONNX file") from None
-
-
-def read_weights(model: onnx.ModelProto, folder: str) -> dict[str, NDArray[Any]]:
-    """Return the weights of projections, norms and sinks; folder: of the model's external data."""
-    return {
-        tensor.name: numpy_helper.to_array(tensor, base_dir=folder)
-        for tensor in model.graph.initializer
-        if tensor.name.endswith(("_weight", "_bias", "_norm", "sinks"))
-    }
 
 
 def static_problem(model: onnx.ModelProto | str, loaded: onnx.ModelProto) -> str:

@@ -294,7 +294,7 @@ def test_validate_finds_writes_to_other_rows(target):
 @pytest.mark.parametrize("takes_chunks", [True, False])
 def test_a_file_for_chunks_of_a_batch_is_written_on_request(monkeypatch, takes_chunks):
     """The default runs on older releases than the one that writes it."""
-    name = "rope_cpu.export.checks.runtime_takes_query_lengths"
+    name = "rope_cpu.export.targets.ort.runtime_takes_query_lengths"
     monkeypatch.setattr(name, lambda: takes_chunks)
     options = SHARED | {"target": "ort"}
     assert attention_inputs(export.export_attention(ROPE, **options)) == 9
