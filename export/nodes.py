@@ -68,15 +68,13 @@ def cos_sin_tables(
     """
     angles = CosSin.from_spec(rope.spec)
     operation = "inverse" if inverse else "rotate"
-    shape = (rows, rope.rotary_dim // 2)
-    cos = np.empty(shape, dtype)
-    sin = np.empty(shape, dtype)
+    tables = np.empty((2, rows, rope.rotary_dim // 2), dtype)
     for start in range(0, rows, TABLE_ROWS):
         part = slice(start, start + TABLE_ROWS)
         ids = np.arange(start, min(start + TABLE_ROWS, rows), dtype=np.float64)
         positions = np.repeat(ids, rope.axes).reshape(1, -1, rope.axes)
-        angles.write(positions, operation, cos[part], sin[part])
-    return cos, sin
+        tables[:, part] = angles.rounded_table(positions, operation, dtype).reshape(2, len(ids), -1)
+    return tables[0], tables[1]
 
 
 def computed_cos_sin(

@@ -160,7 +160,9 @@ def check_outputs(outputs: Mapping[str, Any], inputs: Mapping[str, Array]) -> No
             del others[input_name]
         rule = "be the very same array (in place) or share nothing with the inputs"
         refuse_shared(name, out, others, rule)
-    _check_separate(outputs)
+    (first_name, first), *later = outputs.items()
+    for name, out in later:
+        refuse_shared(name, out, {first_name: first})
 
 
 def check_output(
@@ -176,13 +178,6 @@ def check_output(
         raise ArgumentError(name, Finding("is read-only"), "be writeable")
     if out.size:
         refuse_overlap(name, out)
-
-
-def _check_separate(outputs: Mapping[str, Array]) -> None:
-    """Raise if the first output shares memory with another."""
-    (first_name, first), *others = outputs.items()
-    for name, out in others:
-        refuse_shared(name, out, {first_name: first})
 
 
 def refuse_shared(
@@ -206,26 +201,17 @@ def refuse_overlap(name: str, x: Array) -> None:
         raise ArgumentError(name, overlap, "be an array whose elements share no memory")
 
 
-def check_out_pair(out: object, first: str = "q", second: str = "k") -> tuple[Any, Any]:
-    """Return the two arrays of `out`; `first` and `second` name their contents in error texts."""
-    rule = f"be a pair of arrays, for {first} and for {second}"
+def named_pair(out: object) -> dict[str, Any] | None:
+    """Return the outputs for q and for k by name; None if there are none."""
+    if out is None:
+        return None
+    rule = "be a pair of arrays, for q and for k"
     if not isinstance(out, tuple | list):
         value = Finding.shape_of(out) if isinstance(out, np.ndarray) else out
         raise ArgumentTypeError("out", value, rule)
     if len(out) != 2:
         raise ArgumentTypeError("out", Finding(f"is a {type(out).__name__} of {len(out)}"), rule)
-    return out[0], out[1]
-
-
-def check_out_tables(
-    out: object, shape: tuple[int, ...], dtype: np.dtype[Any]
-) -> tuple[Array, Array]:
-    """Return the two arrays of `out`; raise unless cos and sin can be written to them."""
-    cos, sin = check_out_pair(out, "cos", "sin")
-    check_output("out[0]", cos, "cos", shape, dtype)
-    check_output("out[1]", sin, "sin", shape, dtype)
-    _check_separate({"out[0]": cos, "out[1]": sin})
-    return cos, sin
+    return {"out[0]": out[0], "out[1]": out[1]}
 
 
 def check_tables(cos: object, sin: object, looked_up: bool, layout: str) -> tuple[Array, Array]:

@@ -218,8 +218,8 @@ class RopeSpec:
         """
         if self.length_rule is None:
             return self
-        scalars.check_length("lengths", lengths, limits.SEQUENCES)
-        self.check_rows(len(lengths))
+        sizes = (len(lengths), self.axes, self.pairs)
+        scalars.check_table_size("len(lengths)", len(lengths), *sizes, most=limits.FREQUENCIES)
         rows = [self.length_rule.frequencies(length) for length in lengths]
         one_axis = np.stack([self.direction * inv_freq for inv_freq, _ in rows])
         inv_freq = spread_over_axes(one_axis, self.pair_axis or (), self.axes)
@@ -229,11 +229,6 @@ class RopeSpec:
             attention_factor=np.array([factor for _, factor in rows]),
             lengths=tuple(lengths),
         )
-
-    def check_rows(self, rows: int) -> None:
-        """Raise if frequencies of so many lengths would be too large a table."""
-        sizes = (rows, self.axes, self.pairs)
-        scalars.check_table_size("len(lengths)", rows, *sizes, most=limits.FREQUENCIES)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

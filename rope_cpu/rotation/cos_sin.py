@@ -11,7 +11,7 @@ import numpy as np
 
 from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.arguments.texts import shown
-from rope_cpu.array_types import DTYPE_NAMES, DTYPES, Array, Float64, Intp
+from rope_cpu.array_types import DTYPES, Array, Float64, Intp
 from rope_cpu.frequencies.rope_types import ScalingRule
 from rope_cpu.frequencies.spec import LARGEST_FACTOR, RopeSpec
 from rope_cpu.kernels import threads
@@ -105,8 +105,21 @@ class CosSin:
         """
         if self.in_float32 and compute_dtype == "float64":
             return self.table(positions, operation, "float32").astype(np.float64)
-        table = np.empty((2, *self._shape(positions)), DTYPES[compute_dtype])
-        self._compute(positions, operation, compute_dtype, table[0], table[1])
+        batch, seq, _ = positions.shape
+        frequencies = self.frequencies.shape  # indexed, since every call of a rotation is here
+        if frequencies[0] > 1:
+            batch = frequencies[0]
+        table = np.empty((2, batch, seq, frequencies[3], frequencies[4]), DTYPES[compute_dtype])
+        # The kernel is loaded before `threads.serial` is read: loading starts Numba's threading
+        # layer, which decides whether all kernels must run serially.
+        kernel = _kernel(compute_dtype)
+        usable = 1 if threads.serial else threads.limit
+        factors = self.factors[operation]
+        if self.in_float32:
+            angles = self._float32_angles(positions, table[0])
+            _write_float32(kernel, angles, factors, table, usable)
+        else:
+            kernel(positions, self.frequencies, factors, table[0], table[1], usable)
         return table
 
     def packed_table(self, positions: Float64, operation: str, compute_dtype: str) -> Array:
@@ -118,43 +131,11 @@ class CosSin:
         """Return the table of one position, (batch or 1, 1, axes), for any number of tokens."""
         return repeated(self.table(positions, operation, compute_dtype), 1)
 
-    def write(self, positions: Float64, operation: str, cos: Array, sin: Array) -> None:
-        """Write cos and sin to arrays of as many elements, of any dtype, rounded once."""
-        dtype = DTYPE_NAMES[cos.dtype]
-        in_float32 = dtype == "float32" or self.in_float32
-        compute_dtype = "float32" if in_float32 else "float64"
-        if dtype == compute_dtype and cos.flags.carray and sin.flags.carray:
-            shape = self._shape(positions)
-            self._compute(
-                positions, operation, compute_dtype, cos.reshape(shape), sin.reshape(shape)
-            )
-        else:
-            table = self.table(positions, operation, compute_dtype)
-            cos[...] = _rounded(table[0], dtype).reshape(cos.shape)
-            sin[...] = _rounded(table[1], dtype).reshape(sin.shape)
-
-    def _shape(self, positions: Float64) -> tuple[int, ...]:
-        """Return the shape of cos: (batch or 1, seq, heads, pairs)."""
-        frequencies = self.frequencies.shape  # indexed, since every call of a rotation is here
-        batch, seq, _ = positions.shape
-        if frequencies[0] > 1:
-            batch = frequencies[0]
-        return batch, seq, frequencies[3], frequencies[4]
-
-    def _compute(
-        self, positions: Float64, operation: str, compute_dtype: str, cos: Array, sin: Array
-    ) -> None:
-        """Write to C-contiguous arrays (batch or 1, seq, heads, pairs) of the compute dtype."""
-        # The kernel is loaded before `threads.serial` is read: loading starts Numba's threading
-        # layer, which decides whether all kernels must run serially.
-        kernel = _kernel(compute_dtype)
-        usable = 1 if threads.serial else threads.limit
-        factors = self.factors[operation]
-        if self.in_float32:
-            angles = self._float32_angles(positions, cos)
-            _write_float32(kernel, angles, factors, cos, sin, usable)
-        else:
-            kernel(positions, self.frequencies, factors, cos, sin, usable)
+    def rounded_table(self, positions: Float64, operation: str, dtype: np.dtype[Any]) -> Array:
+        """Return the table in any dtype of arrays, rounded once."""
+        compute_dtype = "float32" if self.in_float32 or dtype == np.float32 else "float64"
+        table = self.table(positions, operation, compute_dtype)
+        return table if table.dtype == dtype else _rounded(table, dtype)
 
     def _float32_angles(self, positions: Float64, cos: Array) -> Array:
         """Return the angles in radians that transformers computes in float32, shaped like cos."""
@@ -176,14 +157,9 @@ def rows_of_lengths(
     """
     representatives = rule.representatives(lengths)
     distinct = sorted(set(representatives))
-    spec.check_rows(len(distinct))
     row_of = {length: row for row, length in enumerate(distinct)}
     evaluate = _remembered if len(distinct) <= _REMEMBERED_ROWS else _evaluated
-    try:
-        evaluated, cos_sin = evaluate(spec, tuple(distinct))
-    except ValueError:
-        spec.at_length(lengths)  # raises again, with the length that was given in the text
-        raise
+    evaluated, cos_sin = evaluate(spec, tuple(distinct))
     return evaluated, cos_sin, [row_of[length] for length in representatives]
 
 
@@ -218,40 +194,38 @@ def check_rerotation(new: RopeSpec, old: RopeSpec) -> None:
 
 
 def _write_float32(
-    kernel: Any, angles: Array, factors: Float64, cos: Array, sin: Array, usable_threads: int
+    kernel: Any, angles: Array, factors: Float64, table: Array, usable_threads: int
 ) -> None:
-    """Write cos and sin of float32 angles, (batch or 1, seq, heads, pairs), times their factors.
+    """Write cos and sin of float32 angles, times their factors, to a table.
 
     It reuses the exact kernel for given angles: every head of every token becomes a batch row of
     one token, its angles become the frequencies, and the position is one radian.
     """
-    pairs = cos.shape[3]
-    rows = cos.size // pairs
+    pairs = angles.shape[3]
+    rows = angles.size // pairs
     high = angles.astype(np.float64).reshape(rows, 1, 1, 1, pairs)
     low = high * (RADIAN[1] / RADIAN[0])
     frequencies = np.concatenate([high, low], axis=1)
     one_radian = np.array([[[RADIAN[0]]]])
-    shape = (rows, 1, 1, pairs)
-    ones = np.ones((rows, 2))
-    kernel(one_radian, frequencies, ones, cos.reshape(shape), sin.reshape(shape), usable_threads)
-    cos *= factors[:, 0, None, None, None].astype(np.float32)
-    sin *= factors[:, 1, None, None, None].astype(np.float32)
+    cos, sin = table.reshape(2, rows, 1, 1, pairs)
+    kernel(one_radian, frequencies, np.ones((rows, 2)), cos, sin, usable_threads)
+    table *= factors.T[:, :, None, None, None].astype(np.float32)
     sin += np.float32(0.0)  # a sine of 0 is +0, whatever its sign
 
 
-def _rounded(table: Array, dtype: str) -> Array:
+def _rounded(table: Array, dtype: np.dtype[Any]) -> Array:
     """Return a table rounded once to a dtype.
 
     bfloat16 below 2^-126 becomes zero, as in rotations.
     """
-    if dtype == "bfloat16":
+    if dtype == DTYPES["bfloat16"]:
         # ml_dtypes rounds to float32 first and to bfloat16 afterwards, so the eight bits of the
         # mantissa are rounded here.
         mantissa, exponent = np.frexp(table)
         eight_bits = np.ldexp(np.rint(mantissa * 2.0**8), exponent - 8)
         table = np.where(np.abs(table) < 2.0**-126, 0.0 * table, eight_bits)
     with np.errstate(over="ignore", under="ignore"):
-        return table.astype(DTYPES[dtype])
+        return table.astype(dtype)
 
 
 def revolutions(inv_freq: Float64) -> tuple[Float64, Float64]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rope_cpu.arguments import scalars
-from rope_cpu.arguments.arrays import check_array, check_dtype, check_layout, check_out_tables
+from rope_cpu.arguments.arrays import check_array, check_dtype, check_layout
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.position_ids import (
     check_coordinates,
@@ -461,9 +461,8 @@ class RotaryEmbedding:
 
         Notes
         -----
-        Commutators may reach √head_dim·(t₀·‖B₁‖ + t₁·‖B₀‖) with the tolerances t₀ and t₁: the
-        change of B₀·B₁ − B₁·B₀ by errors of t/2 in the entries. The coupling of different planes,
-        which is dropped, may reach head_dim·t.
+        The coupling of different planes, which is dropped, may reach head_dim·t with the tolerance
+        t. Generators that do not commute couple them by more.
 
         References
         ----------
@@ -623,8 +622,6 @@ class RotaryEmbedding:
         self,
         position_ids: ArrayLike,
         dtype: Dtype = np.float32,
-        *,
-        out: tuple[Array, Array] | None = None,
     ) -> tuple[Array, Array]:
         """Return cos and sin of positions, times the attention factor.
 
@@ -635,9 +632,6 @@ class RotaryEmbedding:
             `at_length` with several lengths: (seq,) or (rows, seq).
         dtype : dtype, default float32
             float32, float64, float16 or bfloat16. Results of bfloat16 below 2^-126 are zero.
-        out : pair of arrays, optional
-            Outputs for cos and for sin. For many positions the allocation of new arrays takes
-            more time than the computation.
 
         Returns
         -------
@@ -651,8 +645,7 @@ class RotaryEmbedding:
         Raises
         ------
         TypeError, ValueError
-            For other dtypes, for positions that are not finite or beyond ±2^53, and for an `out` of
-            another shape or dtype, that is read-only or whose elements share memory.
+            For other dtypes, and for positions that are not finite or beyond ±2^53.
 
         Examples
         --------
@@ -677,12 +670,8 @@ class RotaryEmbedding:
         if heads > 1:
             shape = (*shape, heads)
         shape = (*shape, self._spec.pairs)
-        if out is None:
-            cos = np.empty(shape, wanted)
-            sin = np.empty(shape, wanted)
-        else:
-            cos, sin = check_out_tables(out, shape, wanted)
-        self._cos_sin_of_rows().write(positions, "rotate", cos, sin)
+        table = self._cos_sin_of_rows().rounded_table(positions, "rotate", wanted)
+        cos, sin = table.reshape(2, *shape)
         return cos, sin
 
     def rotate(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rope_cpu.arguments.arrays import check_inputs, check_out_pair, serves_any_tokens
+from rope_cpu.arguments.arrays import check_inputs, named_pair, serves_any_tokens
 from rope_cpu.array_types import COMPUTE_DTYPES, Array
 from rope_cpu.caches.batch import Batch
 from rope_cpu.caches.kv_cache import KVCache
@@ -128,7 +128,7 @@ class RotaryPlan:
         if q_norm is not None or k_norm is not None:
             norms = {"q_norm": q_norm, "k_norm": k_norm}
             rotation = self._rotation or self._float32_rotation()
-            q_rot, k_rot = rotate_normalised(rotation, {"q": q, "k": k}, norms, _named_pair(out))
+            q_rot, k_rot = rotate_normalised(rotation, {"q": q, "k": k}, norms, named_pair(out))
             return q_rot, k_rot
         if out is None and type(q) is type(k) is _ndarray:
             # Named here, since a call of `new_like` alone takes 0.1 µs.
@@ -147,7 +147,7 @@ class RotaryPlan:
                     same = dtype == k.dtype == q_out.dtype == k_out.dtype
                 if same and launch(cos_sin, q, k, q_out, k_out, 2):
                     return results
-        q_rot, k_rot = self._rotate_copies({"q": q, "k": k}, _named_pair(out))
+        q_rot, k_rot = self._rotate_copies({"q": q, "k": k}, named_pair(out))
         return q_rot, k_rot
 
     def rotate(self, x: Array, out: Array | None = None, *, norm: RMSNorm | None = None) -> Array:
@@ -360,11 +360,3 @@ class RotaryPlan:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RotaryPlan, (self._table_of, self._heads, self._layout, self._operation)
-
-
-def _named_pair(out: object) -> dict[str, Any] | None:
-    """Return the outputs for q and for k by name; None if there are none."""
-    if out is None:
-        return None
-    q_out, k_out = check_out_pair(out)
-    return {"out[0]": q_out, "out[1]": k_out}

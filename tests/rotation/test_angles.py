@@ -1,13 +1,12 @@
 """cos and sin are those of the exact product of position and float64 frequency, at any position."""
 
-import tracemalloc
 from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
 import oracle
 import pytest
-from refusals import assert_refused, read_only, zeros
+from refusals import assert_refused, zeros
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.rotation import cos_sin as angles
@@ -286,75 +285,13 @@ def test_shapes(shape):
     assert per_head.cos_sin(np.zeros((*shape, 2)))[0].shape == (*shape, 3, 4)
 
 
-ROPES = {
-    "pairs": RotaryEmbedding.from_inv_freq(oracle.inv_freq(10)),
-    "axes": RotaryEmbedding.from_inv_freq([[1.0, 0.5, 0.1], [0.0, 2.0, 0.3]]),
-    "heads": RotaryEmbedding.from_inv_freq(np.arange(24.0).reshape(2, 3, 4)),
-    "lengths": RotaryEmbedding.from_config(
-        {
-            "model_type": "llama",
-            "head_dim": 8,
-            "max_position_embeddings": 16,
-            "rope_parameters": {"rope_type": "dynamic", "factor": 2.0},
-        }
-    ).at_length([10, 40]),
-}
-PLACES = {
-    "contiguous": lambda shape, dtype: np.empty(shape, dtype),
-    "every second": lambda shape, dtype: np.empty((*shape[:-1], 2 * shape[-1]), dtype)[..., ::2],
-    "columns first": lambda shape, dtype: np.empty(shape, dtype, order="F"),
-    "unaligned": lambda shape, dtype: (
-        np.empty(np.prod(shape) * dtype.itemsize + 1, np.int8)[1:].view(dtype).reshape(shape)
-    ),
-}
-
-
-@pytest.mark.parametrize("name", ROPES)
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
-def test_tables_are_written_where_they_are_wanted(name, place, dtype, rng):
-    rope = ROPES[name]
-    ids = rng.integers(0, 10**6, (2, 7, rope.axes) if rope.axes > 1 else (2, 7))
-    expected = rope.cos_sin(ids, dtype)
-    out = tuple(PLACES[place](table.shape, table.dtype) for table in expected)
-    returned = rope.cos_sin(ids, dtype, out=out)
-    assert all(table is given for table, given in zip(returned, out, strict=True))
-    assert [table.tobytes() for table in out] == [table.tobytes() for table in expected]
-
-
-def test_tables_written_to_preallocated_arrays_take_no_memory_of_their_own():
-    rope, ids = ROPES["pairs"], np.arange(20000)
-    out = rope.cos_sin(ids)
-    tracemalloc.start()
-    rope.cos_sin(ids, out=out)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < out[0].nbytes  # positions as float64 are two fifths of it
-
-
-def test_positions_may_lie_where_tables_are_written(rng):
-    rope, memory = RotaryEmbedding.from_inv_freq([1.0]), np.empty((2, 50, 1))
-    memory[0, :, 0] = rng.integers(0, 10**6, 50)
-    expected = rope.cos_sin(memory[0, :, 0], np.float64)
-    rope.cos_sin(memory[0, :, 0], np.float64, out=(memory[0], memory[1]))
-    assert np.array_equal(memory, expected)
-
-
 def test_revolutions_may_underflow():
     with np.errstate(all="raise"):
         assert RotaryEmbedding.from_inv_freq([5e-324, 1.0]).cos_sin([1])[1][0, 0] == 0
 
 
-def test_nothing_is_written_for_an_invalid_position():
-    out = np.full((2, 3, 5), 7, np.float32)
-    with pytest.raises(ValueError, match="`position_ids` holds inf"):
-        ROPES["pairs"].cos_sin([1.0, 2.0, np.inf], out=(out[0], out[1]))
-    assert (out == 7).all()
-
-
 ROPE = RotaryEmbedding.from_inv_freq([1.0, 0.1], head_dim=6)
 AXIAL = RotaryEmbedding.from_inv_freq([[1.0, 0.1], [0.5, 2.0], [1.0, 1.0]])
-TABLE = zeros(10, 2)
 
 REFUSED = [
     (lambda: AXIAL.cos_sin(zeros(3, 2, 5)), ValueError, "position_ids"),
@@ -362,12 +299,6 @@ REFUSED = [
     (lambda: ROPE.cos_sin([1], dtype=int), TypeError, "dtype"),
     (lambda: ROPE.cos_sin([1], "foo"), TypeError, "dtype"),
     (lambda: ROPE.cos_sin([1], None), TypeError, "dtype"),
-    (lambda: ROPE.cos_sin([1], out=TABLE), TypeError, "out"),
-    (lambda: ROPE.cos_sin([1], out=([], TABLE)), TypeError, "out[0]"),
-    (lambda: ROPE.cos_sin([1], out=(zeros(1, 2), TABLE)), ValueError, "out[1]"),
-    (lambda: ROPE.cos_sin([1], "f2", out=(zeros(1, 2), zeros(1, 2))), TypeError, "out[0]"),
-    (lambda: ROPE.cos_sin([1], out=(zeros(1, 2), read_only(zeros(1, 2)))), ValueError, "out[1]"),
-    (lambda: ROPE.cos_sin([1], out=(TABLE[:1], TABLE[:1])), ValueError, "out[1]"),
 ]
 
 
