@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import count, groupby, repeat
+from itertools import groupby, repeat
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -35,7 +35,6 @@ _KIND_NAMES = {IMAGE: "image", VIDEO: "video"}
 _OWN_AUDIO = (
     "the ids of a video with its own audio (`use_audio_in_video` of Qwen2.5-Omni) are not made here"
 )
-_GRID_ARGUMENTS = {IMAGE: "image_grid_thw", VIDEO: "video_grid_thw"}
 _Start = Literal["largest_id", "longer_side"]
 _STARTS = get_args(_Start)
 _MAX_ID_STEP = 2.0**31  # between two frames
@@ -163,19 +162,13 @@ def grid(
             raise ArgumentError("start", start, rule)
         starts = -(np.array(counts) - 1) / 2
     scales = scalars.per_axis("scale", scale, len(counts))
+    cells = np.stack(np.unravel_index(np.arange(math.prod(counts)), counts), axis=-1)
     with np.errstate(over="ignore"):
-        coordinates = [
-            (np.arange(size) + axis_start) * axis_scale
-            for size, axis_start, axis_scale in zip(counts, starts, scales, strict=True)
-        ]
-    for axis_coordinates in coordinates:
-        # Not the limit itself: 2^53 + 1 may have been rounded to it.
-        if not (np.abs(axis_coordinates) < limits.MAX_POSITION).all():
-            finding = Finding(f"is {shown(start)} and `scale` is {shown(scale)}")
-            raise ArgumentError("start", finding, "give coordinates below ±2^53")
-    cells = np.unravel_index(np.arange(math.prod(counts)), counts)
-    columns = [values[index] for values, index in zip(coordinates, cells, strict=True)]
-    ids: Float64 = np.stack(columns, axis=-1)
+        ids: Float64 = (cells + starts) * scales
+    # Not the limit itself: 2^53 + 1 may have been rounded to it.
+    if not (np.abs(ids) < limits.MAX_POSITION).all():
+        finding = Finding(f"is {shown(start)} and `scale` is {shown(scale)}")
+        raise ArgumentError("start", finding, "give coordinates below ±2^53")
     rounded = np.rint(ids)
     return rounded.astype(np.int64) if np.array_equal(rounded, ids) else ids
 
@@ -258,12 +251,8 @@ def with_unrotated(position_ids: ArrayLike, *, before: int = 0, after: int = 0) 
 
 
 class _Grid(NamedTuple):
-    """Merged patches of one image or video.
+    """Merged patches of one image or video; step: difference of ids between frames."""
 
-    number: row of the grid argument. step: difference of ids between frames.
-    """
-
-    number: int
     frames: int
     rows: int
     columns: int
@@ -362,7 +351,6 @@ def mrope(
         raise ArgumentError("tokens_per_second", rate, "be at most 2^31")
     scalars.choice("start_after", start_after, _STARTS)
     steps = _frame_steps(seconds_per_grid, rate, len(videos))
-    numbers = np.arange(len(videos))
     if scalars.boolean("split_frames", split_frames):
         _refuse_timing(
             merge_frames=(merged_frames, 1),
@@ -372,15 +360,14 @@ def mrope(
         frames = videos[:, 0]
         if frames.sum() > types.size:
             raise _unused_grid_error(VIDEO)
-        numbers = np.repeat(numbers, frames)
         steps = np.repeat(steps, frames)
         videos = np.repeat(videos, frames, axis=0)
         videos[:, 0] = 1
     image_grids = (images // (1, edge, edge)).T.tolist()
     video_grids = (videos // (merged_frames, edge, edge)).T.tolist()
     grids: dict[int, Iterator[_Grid]] = {
-        IMAGE: map(_Grid, count(), *image_grids, repeat(np.float32(1))),
-        VIDEO: map(_Grid, numbers.tolist(), *video_grids, steps),
+        IMAGE: map(_Grid, *image_grids, repeat(np.float32(1))),
+        VIDEO: map(_Grid, *video_grids, steps),
     }
     ids = np.zeros((*types.shape, 3), dtype=np.int64)
     for row, mask in enumerate(is_token):
@@ -463,18 +450,18 @@ def _sequence_ids(kinds: list[int], grids: dict[int, Iterator[_Grid]], start_aft
 
 def _take_grids(kind: int, tokens: int, grids: Iterator[_Grid]) -> Iterator[_Grid]:
     """Yield the next grids until their tokens fill a run of `tokens` tokens; raise otherwise."""
-    argument = _GRID_ARGUMENTS[kind]
+    name = _KIND_NAMES[kind]
     left = tokens
     while left:
         vision_grid = next(grids, None)
         if vision_grid is None:
-            finding = Finding(f"has {left} {_KIND_NAMES[kind]} tokens left")
-            rule = f"have a grid in `{argument}` for every {_KIND_NAMES[kind]}"
+            finding = Finding(f"has {left} {name} tokens left")
+            rule = f"have a grid in `{name}_grid_thw` for every {name}"
             raise ArgumentError("token_types", finding, rule)
         grid_tokens = vision_grid.frames * vision_grid.rows * vision_grid.columns
         if not 0 < grid_tokens <= left:
-            finding = Finding(f"has {left} {_KIND_NAMES[kind]} tokens left in a run")
-            rule = f"have the {grid_tokens} of `{argument}[{vision_grid.number}]`"
+            finding = Finding(f"has {left} {name} tokens left in a run")
+            rule = f"have the {grid_tokens} of the next grid in `{name}_grid_thw`"
             remedy = "check the grids, `merge_size` and `merge_frames`"
             if kind == VIDEO:
                 remedy += f"; frames apart need `split_frames`=True (Qwen3-VL); {_OWN_AUDIO}"
@@ -494,9 +481,10 @@ def _grid_ids(vision_grid: _Grid) -> Int64:
 
 def _unused_grid_error(kind: int) -> ArgumentError:
     """Return the error for grids without tokens."""
-    finding = Finding(f"has more grids than `token_types` has {_KIND_NAMES[kind]} tokens for")
+    name = _KIND_NAMES[kind]
+    finding = Finding(f"has more grids than `token_types` has {name} tokens for")
     rule = f"have the grids of the tokens of type {kind} alone"
-    return ArgumentError(_GRID_ARGUMENTS[kind], finding, rule, "leave the unused grids out")
+    return ArgumentError(f"{name}_grid_thw", finding, rule, "leave the unused grids out")
 
 
 def _refuse_timing(**arguments: tuple[Any, Any]) -> None:
@@ -564,7 +552,7 @@ def _checked_mask(attention_mask: ArrayLike) -> NDArray[np.bool_]:
         )
     if mask.ndim != 2:
         raise ArgumentError("attention_mask", Finding.shape_of(mask), "be (batch, seq)")
-    scalars.check_shape_size("attention_mask", mask.shape, mask.size)
+    scalars.check_table_size("attention_mask", mask, mask.size)
     _refuse_values("attention_mask", mask[~np.isin(mask, (0, 1))], "0 or 1")
     return mask.astype(bool)
 

@@ -49,7 +49,7 @@ def sinusoidal(
     TypeError
         If an argument has the wrong type or `dtype` is not supported.
     ValueError
-        If an argument is out of range, or `base` gives a frequency above 2^40 radians per position.
+        If an argument is out of range, or `base` is below 2^-40.
 
     References
     ----------
@@ -71,11 +71,8 @@ def sinusoidal(
     interleaved = scalars.boolean("interleaved", interleaved)
     sines = (columns + 1) // 2
     exponents = 2.0 * np.arange(sines) / columns
-    with np.errstate(over="ignore"):
-        fastest = base ** -exponents[-1]
-    if fastest > LARGEST_FREQUENCY:
-        rule = "give frequencies of at most 2^40 radians per position"
-        raise ArgumentError("base", base, rule, "choose a larger base")
+    if base < 1 / LARGEST_FREQUENCY:
+        raise ArgumentError("base", base, "be at least 2^-40, for frequencies of at most 2^40")
     rope = RotaryEmbedding.from_inv_freq(base**-exponents)
     cos, sin = rope.cos_sin(np.arange(rows), table_dtype)
     sin_columns = slice(0, None, 2) if interleaved else slice(sines)

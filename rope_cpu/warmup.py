@@ -13,7 +13,7 @@ import numpy as np
 
 from rope_cpu.arguments.arrays import to_dtype
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
-from rope_cpu.arguments.texts import did_you_mean, shown
+from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import (
     CACHE_FORMATS,
     CACHE_KINDS,
@@ -193,7 +193,6 @@ def _names(
             rule = f"hold none but {', '.join(known.values())}"
             if others:
                 rule += ", and names of caches such as int8-int4-hadamard"
-            rule += did_you_mean(dtype, [*known.values(), *others])
             raise ArgumentTypeError(argument, Finding.holds(shown(dtype)), rule)
         if name not in names:
             names.append(name)

@@ -81,7 +81,7 @@ def convert_weight(
         raise ArgumentTypeError("axis", axis, "be an integer")
     if not -w.ndim <= axis < w.ndim:
         raise ArgumentError("axis", axis, f"be one of the {w.ndim} axes of `w`")
-    scalars.check_shape_size("w", w.shape, w.shape[axis])
+    scalars.check_table_size("w", w, w.shape[axis])
     num_heads = scalars.whole_number("num_heads", num_heads)
     width = _head_width(num_heads, head_dim, w.shape[axis], axis)
     rotated = width if rotary_dim is None else scalars.whole_number("rotary_dim", rotary_dim, 2)
@@ -99,17 +99,11 @@ def convert_weight(
 
 def _head_width(num_heads: int, head_dim: int | None, elements: int, axis: int) -> int:
     """Return the width of a head; raise unless the elements of an axis are `num_heads` of them."""
-    if head_dim is None:
-        width, remainder = divmod(elements, num_heads)
-        if remainder or not width:
-            rule = f"divide the {elements} elements of axis {axis}"
-            raise ArgumentError("num_heads", num_heads, rule)
-        return width
-    width = scalars.whole_number("head_dim", head_dim)
+    width = elements // num_heads if head_dim is None else head_dim
+    width = scalars.whole_number("head_dim", width)
     if num_heads * width != elements:
         finding = Finding(f"is {num_heads}, of head_dim {width}")
         rule = f"make the {elements} elements of axis {axis}"
-        raise ArgumentError(
-            "num_heads", finding, rule, "of a shard give the number of its own heads"
-        )
+        remedy = "of a shard give the number of its own heads"
+        raise ArgumentError("num_heads", finding, rule, remedy)
     return width

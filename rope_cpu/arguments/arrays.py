@@ -43,28 +43,11 @@ def to_dtype(value: Any) -> Any:
 def not_an_array(name: str, value: object, like: str = "") -> ArgumentTypeError:
     """Return the error for an argument of another type, with the call that makes it an array.
 
-    like: the rest of the rule for an output, for which a converted copy would be of no use.
+    like: the rest of the rule.
     """
-    remedy = ""
-    dtype = _dtype_text(value)
-    if value is None and name == "k":
-        remedy = "`rotate(q)` rotates q alone"
-    elif dtype == "torch.bfloat16":
-        # PyTorch and NumPy exchange no bfloat16, but integers of the same bits.
-        remedy = f"pass {name}.view(torch.int16).numpy().view(ml_dtypes.bfloat16)"
-    elif hasattr(value, "__dlpack__") and dtype != "bfloat16":
-        # The arrays of PyTorch, JAX and others share their memory through DLPack.
-        remedy = f"pass np.from_dlpack({name})"
-    elif not like:
-        remedy = f"pass np.asarray({name})"
+    # The arrays of PyTorch, JAX and others share their memory through DLPack.
+    remedy = f"pass np.from_dlpack({name})" if hasattr(value, "__dlpack__") else ""
     return ArgumentTypeError(name, Finding.type_of(value), f"be a NumPy array{like}", remedy)
-
-
-def _dtype_text(value: Any) -> str:
-    """Return the dtype of an array of another library as a text, "" if it has none."""
-    with suppress(Exception):  # an array whose memory was given back raises errors of any class
-        return str(value.dtype)
-    return ""
 
 
 def plain_array(name: str, value: object, like: str = "") -> Array:
@@ -107,30 +90,29 @@ def check_inputs(inputs: Mapping[str, object], layout: str, head_dim: int, cos_s
             raise ArgumentError(name, Finding(f"has head_dim {x.shape[-1]}"), rule)
         for other_name, other in checked.items():
             _check_alike(name, x, other_name, other, layout)
-        _check_table_fit(name, x, layout, cos_sin)
+        batch_axis, token_axis, head_axis = LAYOUT_AXES[layout]
+        batch = 1 if batch_axis is None else x.shape[batch_axis]
+        check_tokens(name, batch, x.shape[token_axis], layout, cos_sin)
+        check_heads(name, x.shape[head_axis], cos_sin)
         checked[name] = x
 
 
-def _check_table_fit(name: str, x: Array, layout: str, cos_sin: Array) -> None:
-    """Raise unless tokens, batch and heads of `x` fit the shape of cos and sin."""
-    batch_axis, token_axis, head_axis = LAYOUT_AXES[layout]
-    _, rows, tokens, frequency_heads, _ = cos_sin.shape
-    if x.shape[token_axis] != tokens and not serves_any_tokens(cos_sin):
-        source = f"positions, or cos and sin, are given for {tokens}"
-        finding = Finding(f"has {x.shape[token_axis]} tokens, but {source}")
-        rule = f"have as many on axis {token_axis} of its shape {x.shape}, by layout {layout!r}"
-        remedy = "check `layout`" if tokens in x.shape[:-1] else ""
-        raise ArgumentError(name, finding, rule, remedy)
-    batch = 1 if batch_axis is None else x.shape[batch_axis]
+def check_tokens(name: str, batch: int, tokens: int, layout: str, cos_sin: Array) -> None:
+    """Raise unless cos and sin are for the tokens of an argument in this layout."""
+    _, rows, positions, _, _ = cos_sin.shape
+    if tokens != positions and not serves_any_tokens(cos_sin):
+        rule = f"have {positions}, for which positions, or cos and sin, are given"
+        raise ArgumentError(name, Finding(f"has {tokens} tokens by layout {layout!r}"), rule)
     if rows not in (1, batch):
-        place = f"(layout {layout!r}, shape {x.shape})"
-        source = f"positions, lengths, or cos and sin, are given for {rows}"
-        finding = Finding(f"has batch {batch} {place}, but {source}")
-        remedy = "pass one row, or one for each batch row"
-        raise ArgumentError(name, finding, f"have batch {rows}", remedy)
-    if x.shape[head_axis] % frequency_heads:
-        rule = f"have a multiple of {frequency_heads}, the heads that cos and sin are for"
-        raise ArgumentError(name, Finding(f"has {x.shape[head_axis]} heads"), rule)
+        rule = f"have batch {rows}, for which positions, lengths, or cos and sin, are given"
+        raise ArgumentError(name, Finding(f"has batch {batch} by layout {layout!r}"), rule)
+
+
+def check_heads(name: str, heads: int, cos_sin: Array) -> None:
+    """Raise unless cos and sin are for as many heads, or as many groups of heads."""
+    if heads % cos_sin.shape[3]:
+        rule = f"have a multiple of {cos_sin.shape[3]}, the heads that cos and sin are for"
+        raise ArgumentError(name, Finding(f"has {heads} heads"), rule)
 
 
 def _check_alike(name: str, x: Array, other_name: str, other: Array, layout: str) -> None:
@@ -140,20 +122,18 @@ def _check_alike(name: str, x: Array, other_name: str, other: Array, layout: str
             name, Finding.dtype_of(x), f"have that of `{other_name}`, {other.dtype}"
         )
     batch_axis, token_axis, _ = LAYOUT_AXES[layout]
-    if other.shape[token_axis] != x.shape[token_axis]:
-        rule = f"have as many as `{other_name}`, {other.shape[token_axis]}, by layout {layout!r}"
-        remedy = (
-            f"rotate arrays of unequal lengths in turn, as by rope.rotate({other_name}, offset=…)"
-        )
-        raise ArgumentError(name, Finding(f"has {x.shape[token_axis]} tokens"), rule, remedy)
-    if batch_axis is not None and other.shape[batch_axis] != x.shape[batch_axis]:
-        rule = f"have that of `{other_name}`, {other.shape[batch_axis]}"
-        raise ArgumentError(name, Finding(f"has batch {x.shape[batch_axis]}"), rule)
+    for what, axis in (("tokens", token_axis), ("batch rows", batch_axis)):
+        if axis is not None and other.shape[axis] != x.shape[axis]:
+            rule = f"have as many as `{other_name}`, {other.shape[axis]}, by layout {layout!r}"
+            raise ArgumentError(name, Finding(f"has {x.shape[axis]} {what}"), rule)
 
 
 def check_outputs(outputs: Mapping[str, Any], inputs: Mapping[str, Array]) -> None:
-    """Raise unless each output is its input (in place) or shares no element with any input."""
-    for (name, out), (input_name, x) in zip(outputs.items(), inputs.items(), strict=True):
+    """Raise unless each output is its input (in place) or shares no element with any input.
+
+    outputs: for the first inputs.
+    """
+    for (name, out), (input_name, x) in zip(outputs.items(), inputs.items(), strict=False):
         check_output(name, out, input_name, x.shape, x.dtype)
         others = dict(inputs)
         if _same_elements(x, out):
@@ -219,13 +199,9 @@ def check_tables(cos: object, sin: object, looked_up: bool, layout: str) -> tupl
 
     looked_up: position ids choose the rows of the tables.
     """
-    rule = "(rows, pairs) or (rows, heads, pairs)"
-    most = 3
-    if not looked_up and layout != "thd":
-        rule = "(seq, pairs), (batch, seq, pairs), or with heads before the pairs"
-        most = 4
-    cos = _check_table("cos", cos, most, rule)
-    sin = _check_table("sin", sin, most, rule)
+    is_batched = not looked_up and layout != "thd"
+    cos = _check_table("cos", cos, is_batched)
+    sin = _check_table("sin", sin, is_batched)
     if cos.shape != sin.shape or cos.dtype != sin.dtype:
         finding = Finding(f"is {sin.dtype} {sin.shape}")
         rule = f"have the dtype and shape of `cos`, {cos.dtype} {cos.shape}"
@@ -233,13 +209,15 @@ def check_tables(cos: object, sin: object, looked_up: bool, layout: str) -> tupl
     return cos, sin
 
 
-def _check_table(name: str, table: object, most: int, rule: str) -> Array:
-    """Return cos or sin; raise unless it is a float array of two to `most` dimensions."""
+def _check_table(name: str, table: object, is_batched: bool) -> Array:
+    """Return cos or sin; raise unless it is a float array that may have a batch axis."""
     table = plain_array(name, table)
     if table.dtype not in (np.float32, np.float64):
         raise ArgumentTypeError(name, Finding.dtype_of(table), "be float32 or float64")
-    if not 2 <= table.ndim <= most or table.shape[-1] == 0:
-        raise ArgumentError(name, Finding.shape_of(table), f"be {rule}, with at least one pair")
+    if not 2 <= table.ndim <= 3 + is_batched or table.shape[-1] == 0:
+        batched = " or (batch, seq, pairs)" if is_batched else ""
+        rule = f"be (tokens, pairs){batched}, or with heads before the pairs, of at least one pair"
+        raise ArgumentError(name, Finding.shape_of(table), rule)
     return np.asarray(table)
 
 

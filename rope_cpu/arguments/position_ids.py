@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from rope_cpu.arguments import limits
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
-from rope_cpu.arguments.scalars import check_shape_size, integers, regular_array
+from rope_cpu.arguments.scalars import check_table_size, integers, regular_array
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import LAYOUT_AXES, Array, Float64, Int64
 
@@ -31,7 +31,6 @@ def parse_position_ids(
     pairs: pairs of all heads with frequencies of their own.
     """
     ids = position_array(name, value)
-    shape = ids.shape
     check_coordinates(name, ids, axes)
     _check_dimensions(name, ids, axes, layout)
     if axes == 1:
@@ -48,7 +47,7 @@ def parse_position_ids(
         raise ArgumentError(name, Finding(f"has batch {batch}"), rule)
     # A coarse test first, because every call passes it.
     if rows * ids.size * pairs > limits.TABLE:
-        check_shape_size(name, shape, max(rows, batch), seq, pairs)
+        check_table_size(name, ids, max(rows, batch), seq, pairs)
     check_range(name, ids)
     return np.array(ids, dtype=np.float64, order="C")  # a copy: a plan outlives the caller's buffer
 
@@ -58,12 +57,6 @@ def _check_dimensions(name: str, ids: Array, axes: int, layout: str | None) -> N
     dimensions = ids.ndim if axes == 1 else ids.ndim - 1
     if dimensions == 1 or (dimensions == 2 and layout != "thd"):
         return
-    if ids.ndim == 0 and ids.dtype.kind in "iu":
-        remedy = (
-            f"for consecutive ones pass np.arange({ids}, {ids} + seq), or `offset={ids}` where "
-            "there is such an argument"
-        )
-        raise ArgumentError(name, Finding(f"is {ids}"), "hold the position of each token", remedy)
     coordinates = "" if axes == 1 else f" {axes}"
     rule = f"(tokens,{coordinates})"
     if layout != "thd":
@@ -112,23 +105,22 @@ def check_range(name: str, ids: Array) -> None:
 
 
 def positions_from_offset(
-    name: str, offset: int | ArrayLike, shape: tuple[int, ...], layout: str, rows: int, pairs: int
+    name: str, offset: int | ArrayLike, x: Array, layout: str, rows: int, pairs: int
 ) -> Float64:
-    """Return the positions offset + 0, 1, 2, … of the tokens of `name`.
+    """Return the positions offset + 0, 1, 2, … of the tokens of x, which the argument `name` holds.
 
     The result is float64 (1 or batch, seq, 1).
 
-    shape: shape of the array.
     rows, pairs: as in `parse_position_ids`.
     """
-    seq = shape[LAYOUT_AXES[layout][1]]
+    batch_axis, token_axis, _ = LAYOUT_AXES[layout]
+    seq = x.shape[token_axis]
     if rows * seq * pairs > limits.TABLE:
-        check_shape_size(name, shape, rows, seq, pairs)
+        check_table_size(name, x, rows, seq, pairs)
     if type(offset) is int and abs(offset) < _SAFE_OFFSET:
         return np.arange(offset, offset + seq, dtype=np.float64).reshape(1, seq, 1)
-    batch = shape[1 if layout == "sbhd" else 0]
-    offsets = _check_offsets(offset, batch)
-    check_shape_size(name, shape, max(rows, offsets.size), seq, pairs)
+    offsets = _check_offsets(offset, x.shape[batch_axis or 0])
+    check_table_size(name, x, max(rows, offsets.size), seq, pairs)
     values = offsets.reshape(-1).tolist()  # for a few values cheaper than NumPy's reductions
     for extreme in (max(values), min(values)) if values else ():
         if max(abs(extreme), abs(extreme + seq - 1)) > limits.MAX_POSITION:
@@ -167,15 +159,10 @@ def parse_delta(value: ArrayLike, axes: int, shared: bool) -> tuple[Array, bool]
     shared: a single number is valid for all axes as well.
     """
     delta = position_array("delta", value)
-    if delta.ndim:
-        check_coordinates("delta", delta, axes)
-    if delta.ndim == 0 and axes == 1:
-        return delta[None], True
-    if delta.ndim == 0 and shared:
-        return np.full((1, axes), delta), True
-    if delta.ndim == 1 and axes > 1:
-        return delta[None], True
-    return delta, False
+    if delta.ndim == 0 and axes > 1 and shared:
+        delta = np.full(axes, delta)
+    is_uniform = delta.shape == (() if axes == 1 else (axes,))
+    return delta[None] if is_uniform else delta, is_uniform
 
 
 def parse_cu_seqlens(value: ArrayLike, most: int = limits.TABLE) -> Int64:

@@ -70,21 +70,8 @@ def check_length(name: str, value: Any, longest: int) -> None:
 def check_table_size(name: str, value: object, *sizes: int, most: int = limits.TABLE) -> None:
     """Raise if a table of these sizes, which the argument determines, has over `most` elements."""
     if math.prod(sizes) > most:
-        raise _table_error(name, Finding(f"is {shown(value)}"), sizes, most)
-
-
-def check_shape_size(
-    name: str, shape: tuple[int, ...], *sizes: int, most: int = limits.TABLE
-) -> None:
-    """Raise if a table of these sizes, which a shape determines, has over `most` elements."""
-    if math.prod(sizes) > most:
-        raise _table_error(name, Finding(f"has shape {shown(shape)}"), sizes, most)
-
-
-def _table_error(name: str, finding: Finding, sizes: tuple[int, ...], most: int) -> ArgumentError:
-    """Return the error for a table that is too large."""
-    table = f"{finding}: a table of {' x '.join(map(shown, sizes))} elements"
-    return ArgumentError(name, Finding(table), f"have at most {most}", "reduce a size")
+        table = f"is {shown(value)}: a table of {' x '.join(map(shown, sizes))} elements"
+        raise ArgumentError(name, Finding(table), f"have at most {most}", "reduce a size")
 
 
 def lengths(name: str, value: Any) -> list[int]:
@@ -97,7 +84,7 @@ def lengths(name: str, value: Any) -> list[int]:
         if value.ndim > 1:
             rule = "be one length, or one-dimensional"
             raise ArgumentTypeError(name, Finding.shape_of(value), rule)
-        check_shape_size(name, value.shape, value.size, most=limits.SEQUENCES)
+        check_table_size(name, value, value.size, most=limits.SEQUENCES)
         value = value.tolist()
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         return [whole_number(name, value)]
@@ -170,7 +157,7 @@ def integers(name: str, value: ArrayLike, *, most: int = limits.TABLE) -> NDArra
         return array.astype(np.int64)  # NumPy converts an empty list to float64
     if array.dtype.kind not in "iu":
         raise ArgumentTypeError(name, Finding.dtype_of(array), "hold integers")
-    check_shape_size(name, array.shape, array.size, most=most)
+    check_table_size(name, array, array.size, most=most)
     if array.dtype.kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
         raise ArgumentError(name, Finding.holds(array.max()), "hold integers below 2^63")
     return array.astype(np.int64, order="C")
@@ -187,7 +174,7 @@ def real_array(name: str, value: ArrayLike) -> NDArray[Any]:
 def finite_array(name: str, value: ArrayLike) -> Float64:
     """Return `value` as float64; raise unless it holds finite real numbers."""
     array = real_array(name, value)
-    check_shape_size(name, array.shape, array.size)
+    check_table_size(name, array, array.size)
     array = array.astype(np.float64)
     if not np.isfinite(array).all():
         raise ArgumentError(name, Finding.holds(array[~np.isfinite(array)][0]), "be finite")

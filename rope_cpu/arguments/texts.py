@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from difflib import SequenceMatcher, get_close_matches
+from difflib import get_close_matches
 from itertools import islice
 from reprlib import Repr
 from typing import Any
@@ -16,12 +16,9 @@ MAX_CHARACTERS = 300
 
 _GAP = " … "
 
-# Characters of a name that are compared with known names, the share of them that must agree, and
-# the number of them that may differ: long names of different models agree in long parts.
+# Characters of a name that are compared with known names, and the share of them that must agree.
 _LONGEST_NAME = 64
-_SIMILAR = 0.75
-_MISSPELT = 1
-_ABBREVIATIONS = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+_SIMILAR = 0.875
 
 
 class _ShortRepr(Repr):
@@ -90,23 +87,14 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
         return ""
     # Names from files may be of any length, and a comparison takes the product of the lengths.
     name = name[:_LONGEST_NAME].lower()
-    name = _ABBREVIATIONS.get(name, name)
     same_version = [other for other in known if _digits(other) == _digits(name)]
     close = get_close_matches(name, same_version, n=1, cutoff=_SIMILAR)
-    if not close or _differing(name, close[0]) > _MISSPELT:
-        return ""
-    return f" (did you mean {close[0]!r}?)"
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _digits(name: str) -> str:
     """Return the digits of a name, without what stands between them."""
     return re.sub(r"\D", "", name)
-
-
-def _differing(name: str, other: str) -> int:
-    """Return the number of characters of the longer name that the other one does not have."""
-    agreeing = sum(block.size for block in SequenceMatcher(None, name, other).get_matching_blocks())
-    return max(len(name), len(other)) - agreeing
 
 
 def first_line(error: Exception) -> str:

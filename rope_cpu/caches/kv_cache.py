@@ -12,7 +12,6 @@ from rope_cpu.arguments import limits
 from rope_cpu.arguments.arrays import plain_array, refuse_overlap, refuse_shared, to_dtype
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.scalars import boolean, check_table_size, whole_number
-from rope_cpu.arguments.texts import did_you_mean
 from rope_cpu.array_types import (
     CACHE_FORMATS,
     FORMAT_NAMES,
@@ -78,9 +77,8 @@ class KVCache(Immutable):
 
     Notes
     -----
-    A deep copy, or a pickled cache, has arrays of its own, in the same order of memory and on cache
-    lines, and a value that is a part of its key is one again. Memory that two caches share is there
-    twice then.
+    A cache cannot be copied or pickled, since others may share its memory: copy its arrays, and
+    make another.
 
     References
     ----------
@@ -134,7 +132,9 @@ class KVCache(Immutable):
         given = {name: x for name, x in arrays.items() if x is not None}
         _check_memory(given)
         if _is_part(value, key):  # held read-only, because `append` writes both
-            _refuse_transformed_part(kind)
+            if kind.hadamard:
+                finding = Finding("is True, but `value` is a part of `key`")
+                raise ArgumentError("hadamard", finding, "be False for a value in its key")
             given["value"] = value.view()
             given["value"].flags.writeable = False
         # Views keep their shape when the caller changes that of an array in place.
@@ -273,31 +273,6 @@ class KVCache(Immutable):
             f"kv_heads={self.kv_heads}, head_dim={self.head_dim}, value_dim={self.value_dim})"
         )
 
-    def __copy__(self) -> KVCache:
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        arrays: list[Any] = [getattr(self, name) for name in CACHE_ARRAYS]
-        if _is_part(self.value, self.key):
-            start = (self.value.ctypes.data - self.key.ctypes.data) // self.key.itemsize
-            arrays[1] = slice(start, start + self.value_dim)
-        return _restored, (self.hadamard, *arrays)
-
-
-def _restored(hadamard: bool, key: Array, value: Any, *scales: Array | None) -> KVCache:
-    """Return a cache of copies; value: a slice of the key's last axis if it is a part of it."""
-    key = _heads_first_copy(key)
-    value = key[..., value] if isinstance(value, slice) else _heads_first_copy(value)
-    key_scale, value_scale = (None if x is None else _heads_first_copy(x) for x in scales)
-    return KVCache(key, value, key_scale=key_scale, value_scale=value_scale, hadamard=hadamard)
-
-
-def _heads_first_copy(x: Array) -> Array:
-    """Return a copy in the layout of `KVCache.zeros`."""
-    copy = _heads_first(x.shape, x.dtype)
-    copy[...] = x
-    return copy
-
 
 def _zeros(name: str, shape: tuple[int, ...], width: int, row: CacheFormat) -> dict[str, Array]:
     """Return the arrays of new keys or values by name; shape: (pages, page_size, kv_heads)."""
@@ -308,18 +283,17 @@ def _zeros(name: str, shape: tuple[int, ...], width: int, row: CacheFormat) -> d
 
 
 def _heads_first(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return zeros of the shape (pages, page_size, kv_heads, …), in memory with the heads first."""
+    """Return zeros of the shape (pages, page_size, kv_heads, …), in memory with the heads first.
+
+    They start on a cache line. NumPy's large arrays start 16 bytes past one: each vector would be
+    on one line more.
+    """
     pages, page_size, kv_heads, *width = shape
-    return _aligned_zeros((pages, kv_heads, page_size, *width), dtype).swapaxes(1, 2)
-
-
-def _aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return zeros in C order that start on a cache line."""
-    # NumPy's large arrays start 16 bytes past a cache line: each vector is on one line more.
     size = math.prod(shape) * dtype.itemsize
     memory = np.zeros(size + _CACHE_LINE, np.uint8)
     start = -memory.ctypes.data % _CACHE_LINE
-    return memory[start : start + size].view(dtype).reshape(shape)
+    zeros = memory[start : start + size].view(dtype)
+    return zeros.reshape(pages, kv_heads, page_size, *width).swapaxes(1, 2)
 
 
 def check_writeable(cache: KVCache, names: tuple[str, ...] = CACHE_ARRAYS) -> None:
@@ -339,24 +313,10 @@ def check_writeable(cache: KVCache, names: tuple[str, ...] = CACHE_ARRAYS) -> No
 
 def _format_named(name: str, dtype: object, formats: dict[str, CacheFormat]) -> CacheFormat:
     """Return the format of keys or values of a dtype; raise if they have no such format."""
-    checked = to_dtype(dtype)
-    row = {np.dtype(known): row for known, row in formats.items()}.get(checked)
+    row = {np.dtype(known): row for known, row in formats.items()}.get(to_dtype(dtype))
     if row is None:
-        rule = f"be one of {', '.join(formats)}{did_you_mean(dtype, formats)}"
-        raise ArgumentTypeError(name, dtype, rule, _advice(name, checked))
+        raise ArgumentTypeError(name, dtype, f"be one of {', '.join(formats)}")
     return row
-
-
-_4_BITS = (np.dtype(np.uint8), np.dtype("int4"))
-
-
-def _advice(name: str, dtype: object) -> str:
-    """Return the remedy for 4 bits, "" for anything else."""
-    if dtype not in _4_BITS:
-        return ""
-    if name in ("key", "dtype"):
-        return "keys of 4 bits would make the results of attention err by a tenth and more"
-    return "pass 'int4'" if name == "value_dtype" else "pack two elements in a byte of uint8"
 
 
 def _format_of(name: str, x: object) -> str:
@@ -367,7 +327,7 @@ def _format_of(name: str, x: object) -> str:
     if found not in formats:
         dtypes = [str(row.dtype) for row in formats.values()]
         rule = f"be one of {', '.join(dtypes)} (native byte order)"
-        raise ArgumentTypeError(name, Finding.dtype_of(x), rule, _advice(name, x.dtype))
+        raise ArgumentTypeError(name, Finding.dtype_of(x), rule)
     return found
 
 
@@ -391,14 +351,6 @@ def _value_dim(value: Array, row: CacheFormat) -> int:
         rule = f"have half as many bytes as elements, a multiple of {row.group}, on its last axis"
         raise ArgumentError("value", Finding.shape_of(value), rule)
     return width
-
-
-def _refuse_transformed_part(kind: CacheKind) -> None:
-    """Raise if keys are transformed of which values are a part."""
-    if kind.hadamard:
-        finding = Finding("is True, but `value` is a part of `key`")
-        rule = "be False, as values would be transformed, too"
-        raise ArgumentError("hadamard", finding, rule)
 
 
 def _check_scale(name: str, scale: object, row: CacheFormat, vectors: tuple[int, ...]) -> None:

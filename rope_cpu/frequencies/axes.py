@@ -215,9 +215,7 @@ def _axis_widths(head_dim: int, axes: int, axis_dims: Sequence[int] | None) -> t
             raise ArgumentError("head_dim", head_dim, rule, "give `axis_dims`")
         return (head_dim // axes,) * axes
     widths = scalars.whole_numbers("axis_dims", axis_dims, 2, longest=limits.AXES)
-    if len(widths) != axes:
-        raise ArgumentError("axis_dims", widths, f"have a width for each of {axes} `axes`")
-    if any(width % 2 for width in widths) or sum(widths) > head_dim:
-        rule = f"hold even widths that add up to head_dim {head_dim} at most"
+    if len(widths) != axes or any(width % 2 for width in widths) or sum(widths) > head_dim:
+        rule = f"hold an even width for each of {axes} `axes`, at most head_dim {head_dim} in all"
         raise ArgumentError("axis_dims", widths, rule)
     return widths

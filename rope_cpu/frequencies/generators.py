@@ -51,13 +51,10 @@ def _matrices(array: NDArray[Any]) -> Float64:
     if not is_square or matrices.shape[0] == 0 or matrices.shape[1] < 2:
         rule = "be (axes, head_dim, head_dim), square matrices with head_dim at least 2"
         raise ArgumentError("generators", Finding.shape_of(array), rule)
-    for axis, matrix in enumerate(matrices):
-        name = f"generators[{axis}]"
-        finite_array(name, matrix)
-        # No entry is larger than the fastest frequency.
-        if np.abs(matrix).max() > LARGEST_FREQUENCY:
-            reached = Finding(f"reaches {np.abs(matrix).max()}")
-            raise ArgumentError(name, reached, "be within ±2^40 radians per position")
+    largest = np.abs(finite_array("generators", matrices)).max()
+    if largest > LARGEST_FREQUENCY:  # no entry is larger than the fastest frequency
+        reached = Finding(f"reaches {largest}")
+        raise ArgumentError("generators", reached, "be within ±2^40 radians per position")
     return matrices
 
 
@@ -103,7 +100,7 @@ def _common_planes(matrices: Float64, tolerances: Float64) -> tuple[Float64, Flo
     """
     # The norm of a matrix whose entries are within the tolerance is no larger than these bounds.
     bounds = matrices.shape[1] * tolerances
-    norms = np.array([_spectral_norm(matrix) for matrix in matrices])
+    norms = np.linalg.norm(matrices, 2, axis=(1, 2))
     # Divided by their norms, slow generators are solved as exactly as fast ones. A generator that
     # consists mostly of its own error would then spoil the others, so the second attempt divides
     # each by its error.
@@ -176,8 +173,3 @@ def _plane_coupling(basis: Float64, matrices: Float64) -> Float64:
     rotated[:, pairs + plane, plane] = 0.0
     coupling: Float64 = rotated.max(axis=(1, 2))
     return coupling
-
-
-def _spectral_norm(matrix: Float64) -> float:
-    """Return the largest singular value."""
-    return float(np.linalg.norm(matrix, 2))

@@ -644,11 +644,6 @@ class ScalingRule:
         original = self.original_length
         return ROPE_TYPES[self.rope_type].ranges.format(original=original, longer=original + 1)
 
-    @property
-    def depends_on_length(self) -> bool:
-        """Whether the frequencies depend on the sequence length."""
-        return ROPE_TYPES[self.rope_type].depends_on_length(dict(self.parameters))
-
     def representatives(self, lengths: Sequence[int]) -> list[int]:
         """Return for each length the one that stands for all lengths of equal frequencies."""
         representative = ROPE_TYPES[self.rope_type].cache_length

@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
-from rope_cpu.arguments.texts import cut, did_you_mean, shown
+from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.frequencies.rope_types import (
     ALIASES,
     MISSING,
@@ -54,13 +52,12 @@ SECTION_KEYS = {
 Check = Callable[[str, Any], object]
 
 
-def _check_numbers(name: str, value: object) -> None:
-    """Raise unless `value` is a list of numbers above 0."""
+def _numbers(name: str, value: object) -> tuple[float, ...]:
+    """Return `value` as a tuple; raise unless it is a list of numbers above 0."""
     if not isinstance(value, list | tuple):
         raise ArgumentTypeError(name, value, "be a list of numbers")
     scalars.check_length(name, value, limits.HEAD_DIM // 2)
-    for entry in value:
-        scalars.real_number(name, entry)
+    return tuple(scalars.real_number(name, entry) for entry in value)
 
 
 _not_negative: Check = partial(scalars.real_number, zero=True)
@@ -69,8 +66,8 @@ _not_negative: Check = partial(scalars.real_number, zero=True)
 CHECKS: dict[str, Check] = {
     "original_max_position_embeddings": scalars.whole_number,
     "max_position_embeddings": scalars.whole_number,
-    "short_factor": _check_numbers,
-    "long_factor": _check_numbers,
+    "short_factor": _numbers,
+    "long_factor": _numbers,
     "truncate": scalars.boolean,
     "finetuned": scalars.boolean,
     "mscale": _not_negative,
@@ -94,9 +91,9 @@ def scaled(
     """Describe the rotation of `RotaryEmbedding`, with a rule if it depends on the length."""
     head_dim = scalars.whole_number("head_dim", head_dim, 2, limits.HEAD_DIM)
     angle_dtype = scalars.choice("angle_dtype", angle_dtype, ANGLE_DTYPES)
-    section = scaling_section(scaling)
-    rope_type = rope_type_name(section)
-    _check_section(rope_type, section)
+    given = scaling_section(scaling)
+    rope_type = rope_type_name(given)
+    section = _checked_section(rope_type, given)
     theta = resolve_argument(
         "rope_theta", rope_theta, section.get("rope_theta"), scalars.real_number
     )
@@ -123,7 +120,7 @@ def scaled(
         interleaved=interleaved,
         rope_type=rope_type,
         angle_dtype=angle_dtype,
-        length_rule=rule if rule.depends_on_length else None,
+        length_rule=rule if ROPE_TYPES[rope_type].depends_on_length(parameters) else None,
     )
 
 
@@ -165,8 +162,7 @@ def rope_type_name(section: Mapping[str, Any]) -> str:
     for key, name in names.items():
         if not isinstance(name, str) or ALIASES.get(name, name) not in ROPE_TYPES:
             known = sorted([*ROPE_TYPES, *ALIASES])
-            finding = Finding(f"is {shown(name)}{did_you_mean(name, known)}")
-            raise ArgumentError(key, finding, f"be a rope type, one of {', '.join(known)}")
+            raise ArgumentError(key, name, f"be a rope type, one of {', '.join(known)}")
     rope_types = {ALIASES.get(name, name) for name in names.values()}
     if len(rope_types) > 1:
         rule = f"agree with `type`, {shown(names['type'])}"
@@ -174,41 +170,34 @@ def rope_type_name(section: Mapping[str, Any]) -> str:
     return next(iter(rope_types), "default")
 
 
-def _check_section(rope_type: str, section: Mapping[str, Any]) -> None:
-    """Raise for keys that the rope type does not know, and for values that are never allowed."""
+def _checked_section(rope_type: str, section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a section as hashable Python objects.
+
+    Raise for keys that the rope type does not know, and for values that are never allowed.
+    """
     parameters = ROPE_TYPES[rope_type].parameters
+    inert_values = ROPE_TYPES[rope_type].inert_values
+    checked = {}
     for key, value in section.items():
         if key in AXES_KEYS:
             finding = Finding("in the scaling section describes several axes")
             remedy = "use RotaryEmbedding.mrope, or from_inv_freq with frequencies (axes, pairs)"
             raise ArgumentError(key, finding, "be left out", remedy)
         known = key in parameters or key in COMMON_KEYS or key in INERT_KEYS
-        if not known and not _is_inert_value(rope_type, key, value):
-            finding = Finding(f"is not a key of rope type {rope_type!r}")
+        if key in inert_values:  # with another value implementations differ
+            known = scalars.real_number(key, value) == inert_values[key]
+        if not known:
+            finding = Finding(
+                f"is not a key of rope type {rope_type!r} with the value {shown(value)}"
+            )
             rule = f"be one of {', '.join(dict.fromkeys([*parameters, *COMMON_KEYS]))}"
             named = "rope_type" in section or "type" in section
             remedy = "" if named else "add `rope_type`, such as 'linear' or 'yarn'"
             raise ArgumentError(cut(str(key)), finding, rule, remedy)
         if key not in ("rope_type", "type"):  # which `rope_type_name` has looked up
             check = CHECKS.get(key, scalars.real_number)
-            check(key, value)
-
-
-def _is_inert_value(rope_type: str, key: str, value: Any) -> bool:
-    """Return True for the value at which a key has no effect, as some published sections have it.
-
-    Raises ValueError for another value of a key of YaRN that the rope type does not use.
-    """
-    values = ROPE_TYPES[rope_type].inert_values
-    if key not in values:
-        return False
-    if scalars.real_number(key, value) == values[key]:
-        return True
-    if rope_type == "default":  # the section lacks its rope type, which the error says
-        return False
-    rule = f"be {values[key]} for rope type {rope_type!r}, as implementations differ beyond it"
-    remedy = "give `attention_factor` with rope type 'yarn'"
-    raise ArgumentError(key, value, rule, remedy)
+            checked[key] = check(key, value)
+    return checked
 
 
 def _type_parameters(
@@ -223,18 +212,11 @@ def _type_parameters(
     parameters = {}
     for key, is_required in ROPE_TYPES[rope_type].parameters.items():
         if key in available:
-            parameters[key] = _python_value(available[key])
+            parameters[key] = available[key]
         elif is_required:
             rule = f"be a key of `scaling` for rope type {rope_type!r}"
             raise ArgumentError(key, MISSING, rule)
     return parameters
-
-
-def _python_value(value: Any) -> Any:
-    """Return a value of a section as a hashable Python object."""
-    if isinstance(value, list | tuple):
-        return tuple(value)
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def _frequency_width(
@@ -257,10 +239,7 @@ def _frequency_width(
     if rotary_dim % 2 or rotary_dim > head_dim:
         rule = f"be even and at most head_dim {head_dim}"
         raise ArgumentError("rotary_dim", rotary_dim, rule)
-    if whole_head and rotary_dim != width:
-        rule = f"be {width}, as rope type {rope_type!r} pairs the whole head"
+    if (whole_head or "partial_rotary_factor" in section) and rotary_dim != width:
+        rule = f"be {width}, as `partial_rotary_factor` is {share} for rope type {rope_type!r}"
         raise ArgumentError("rotary_dim", rotary_dim, rule)
-    if "partial_rotary_factor" in section and rotary_dim != width:
-        rule = f"be the {width} elements of `partial_rotary_factor` {share}"
-        raise ArgumentError("rotary_dim", rotary_dim, rule, "give one of them")
     return rotary_dim

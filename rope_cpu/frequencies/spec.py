@@ -325,22 +325,19 @@ def _frequency_matrix(inv_freq: ArrayLike) -> Float64:
 
 def _checked_frequencies(inv_freq: ArrayLike) -> Float64:
     """Return the frequencies of a spec as float64; raise if a shape or value is not allowed."""
-    array = scalars.real_array("inv_freq", inv_freq)
+    array = scalars.finite_array("inv_freq", inv_freq)
     if array.ndim != 4 or 0 in array.shape:
         rule = "be (rows, axes, heads, pairs), none of them 0"
         raise ArgumentError("inv_freq", Finding.shape_of(array), rule)
     for (name, most), size in zip(_LARGEST_SIZES.items(), array.shape[1:], strict=True):
         if size > most:
             raise ArgumentError("inv_freq", Finding(f"has {size} {name}"), f"have at most {most}")
-    scalars.check_shape_size("inv_freq", array.shape, array.size, most=limits.FREQUENCIES)
-    frequencies = array.astype(np.float64)
-    magnitudes = np.abs(frequencies)
-    if not magnitudes.max() <= LARGEST_FREQUENCY:  # also true for NaN
-        scalars.finite_array("inv_freq", frequencies)
-        largest = frequencies[magnitudes > LARGEST_FREQUENCY][0]
+    scalars.check_table_size("inv_freq", array, array.size, most=limits.FREQUENCIES)
+    too_large = array[np.abs(array) > LARGEST_FREQUENCY]
+    if too_large.size:
         rule = "be within ±2^40 radians per position, for the precision of large positions"
-        raise ArgumentError("inv_freq", Finding.holds(largest), rule)
-    return frequencies
+        raise ArgumentError("inv_freq", Finding.holds(too_large[0]), rule)
+    return array
 
 
 def _resolved_pair_axis(

@@ -179,8 +179,7 @@ def _check_appended(
             raise ArgumentError(name, finding, rule, remedy)
     batch = 1 if batch_axis is None else q.shape[batch_axis]
     if slots.shape != (batch, q.shape[token_axis]):
-        tokens = f"{q.shape[token_axis]} tokens" if batch_axis is None else f"shape {q.shape}"
-        finding = Finding(f"has {slots.size} slots of shape {slots.shape}, but `q` has {tokens}")
+        finding = Finding(f"has {slots.size} slots, but `q` has shape {q.shape}")
         raise ArgumentError("slot_mapping", finding, "have a slot for each token, or -1")
 
 
@@ -195,10 +194,7 @@ def refuse_float64(name: str, x: Array, subject: str = "norms and caches are") -
 def _check_append_memory(inputs: dict[str, Array], outputs: dict[str, Any], cache: KVCache) -> None:
     """Raise if an output or the cache shares memory with an input or with another output."""
     if outputs:
-        check_outputs(outputs, {"q": inputs["q"]})
-        others = {name: inputs[name] for name in ("k", "v")}
-        rule = "be `q` itself or share nothing with the inputs"
-        refuse_shared("out", outputs["out"], others, rule)
+        check_outputs(outputs, inputs)
     check_writeable(cache)
     cached = {
         f"cache.{name}": x for name, x in zip(CACHE_ARRAYS, cache._kernel_arrays, strict=True)

@@ -13,7 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rope_cpu.arguments.arrays import check_inputs, check_outputs, serves_any_tokens
+from rope_cpu.arguments.arrays import (
+    check_heads,
+    check_inputs,
+    check_outputs,
+    check_tokens,
+    serves_any_tokens,
+)
 from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.array_types import BSHD_VIEWS, DTYPE_NAMES, INTEGER_VIEWS, Array, CacheKind
 from rope_cpu.caches.kv_cache import KVCache, check_writeable
@@ -229,7 +235,12 @@ def rotate_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:
     cos_sin = rotation.cos_sin
     if serves_any_tokens(cos_sin):
         cos_sin = repeated(cos_sin, slots.shape[1])
-    _check_cached(cos_sin, rotation.heads.head_dim, cache, slots)
+    if cache.head_dim != rotation.heads.head_dim:
+        rule = f"have that of this rotary embedding, {rotation.heads.head_dim}"
+        raise ArgumentError("cache", Finding(f"has keys of head_dim {cache.head_dim}"), rule)
+    check_heads("cache", cache.kv_heads, cos_sin)
+    check_tokens("slot_mapping", len(slots), slots.shape[1], rotation.layout, cos_sin)
+    check_writeable(cache, ("key",))
     runs = sorted_runs(slots)
     check_none_twice(runs)
     if not len(runs):
@@ -241,23 +252,3 @@ def rotate_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:
     kernel = rotate_cached_kernel(dtype)
     usable = 1 if threads.serial else threads.limit
     kernel(numbers, cache._kernel_arrays[0], runs, cos_sin, usable)
-
-
-def _check_cached(cos_sin: Array, head_dim: int, cache: KVCache, slots: Array) -> None:
-    """Raise unless cos and sin are for the keys of these slots."""
-    _, rows, tokens, frequency_heads, _ = cos_sin.shape
-    if cache.head_dim != head_dim:
-        rule = f"have that of this rotary embedding, {head_dim}"
-        raise ArgumentError("cache", Finding(f"has keys of head_dim {cache.head_dim}"), rule)
-    if cache.kv_heads % frequency_heads:
-        rule = f"have a multiple of {frequency_heads}, the heads that cos and sin are for"
-        raise ArgumentError("cache", Finding(f"has {cache.kv_heads} heads"), rule)
-    if tokens != slots.shape[1]:
-        finding = Finding(f"has {slots.shape[1]} slots, but positions are given for {tokens}")
-        raise ArgumentError("slot_mapping", finding, "have a slot for each token, or -1")
-    if rows not in (1, slots.shape[0]):
-        finding = Finding(
-            f"has batch {slots.shape[0]}, but positions or lengths are given for {rows}"
-        )
-        raise ArgumentError("slot_mapping", finding, "have a row for each batch row")
-    check_writeable(cache, ("key",))

@@ -33,7 +33,7 @@ from rope_cpu.launch.rotate import HeadLayout
 from rope_cpu.models import reader
 from rope_cpu.models.model import Model
 from rope_cpu.rotation.cos_sin import CosSin, check_rerotation, rows_of_lengths
-from rope_cpu.rotation.plan import MISSING, RotaryPlan
+from rope_cpu.rotation.plan import RotaryPlan
 
 
 @dataclass(slots=True, init=False, repr=False, eq=False)
@@ -658,7 +658,7 @@ class RotaryEmbedding:
         axes = self.axes
         ids = position_array("position_ids", position_ids)
         check_coordinates("position_ids", ids, axes)
-        scalars.check_shape_size("position_ids", ids.shape, ids.size // axes, self._table_width)
+        scalars.check_table_size("position_ids", ids, ids.size // axes, self._table_width)
         rows = self._sequences
         shape = ids.shape[:-1] if axes > 1 else ids.shape
         if rows == 1:  # of any shape
@@ -734,7 +734,7 @@ class RotaryEmbedding:
     def __call__(
         self,
         q: Array,
-        k: Array = MISSING,
+        k: Array,
         position_ids: ArrayLike | None = None,
         *,
         offset: int | ArrayLike = 0,
@@ -1082,9 +1082,7 @@ interleaved=False)
         if layout == "thd" or not self._takes_offset:
             self._spec.check_length()
             refuse_missing_ids(self.axes, layout)
-        return positions_from_offset(
-            name, offset, x.shape, layout, self._sequences, self._table_width
-        )
+        return positions_from_offset(name, offset, x, layout, self._sequences, self._table_width)
 
     def _cos_sin_of_rows(self) -> CosSin:
         """Return cos and sin by batch row, if sequences have lengths of their own."""

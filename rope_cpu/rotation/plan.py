@@ -29,8 +29,6 @@ from rope_cpu.launch.rotate import (
 _ndarray = np.ndarray
 _empty_like = np.empty_like
 
-MISSING: Any = None  # a default that only the error about it needs
-
 
 class RotaryPlan:
     """The cos and sin of the current tokens, which rotate the queries and keys of every layer.
@@ -83,7 +81,7 @@ class RotaryPlan:
     def __call__(
         self,
         q: Array,
-        k: Array = MISSING,
+        k: Array,
         out: tuple[Array, Array] | None = None,
         *,
         q_norm: RMSNorm | None = None,

@@ -75,36 +75,12 @@ def test_caches_are_immutable():
             delattr(cache, name)
 
 
-@pytest.mark.parametrize("dtype", CACHE_DTYPES)
-@pytest.mark.parametrize("paging", cases.PAGINGS)
-def test_copies_and_pickles(dtype, paging, rng):
-    """A copy has the same arrays; a deep copy and a pickled cache have new ones, heads first."""
-    caches = cases.Caches(rng, dtype, paging, "heads first", (2, 3, 2, 8, 8))
-    cache = caches.cache
-    assert copy.copy(cache).key is cache.key
-    for again in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
-        assert repr(again) == repr(cache)
-        for name in ("key", "value", "key_scale", "value_scale"):
-            array = getattr(cache, name)
-            if array is not None:
-                copied = getattr(again, name)
-                steps.assert_same_bits(copied, array)
-                assert not np.shares_memory(copied, array)
-                assert copied.swapaxes(1, 2).flags.c_contiguous
-                assert copied.ctypes.data % 64 == 0
-                copied[...] = 1  # raises if it is read-only
-
-
-@pytest.mark.parametrize("again", [copy.deepcopy, lambda cache: pickle.loads(pickle.dumps(cache))])
-def test_a_copied_value_is_a_part_of_its_key_again(again, rng):
-    key = rng.standard_normal((5, 4, 1, 40)).astype(np.float32)
-    copied = again(KVCache(key, key[..., 3:35]))
-    copied.key[...] += 1
-    assert np.array_equal(copied.value, copied.key[..., 3:35])
-    plan = rope_cpu.RotaryEmbedding(40).plan([3], layout="thd")
-    x = np.ones((1, 1, 40), np.float32)
-    with pytest.raises(ValueError, match=r"`cache\.value` is a part of"):
-        plan.append(x, x, x[..., :32], copied, [0])
+@pytest.mark.parametrize(
+    "again", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+)
+def test_caches_are_neither_copied_nor_pickled(again):
+    with pytest.raises(AttributeError, match="of a KVCache cannot be set; make another KVCache"):
+        again(KVCache(*np.zeros((2, 2, 3, 4, 8), np.float32)))
 
 
 @pytest.mark.filterwarnings("ignore:Setting the shape:DeprecationWarning")  # of NumPy 2.5
@@ -209,10 +185,9 @@ REFUSED = [
     (lambda: KVCache(zeros(*SHAPE, dtype="f8"), KEY), TypeError, "`key` has dtype float64; .*int8"),
     (lambda: KVCache(KEY.astype(">f4"), KEY), TypeError, "`key` has dtype >f4.*native byte order"),
     (lambda: KVCache(zeros(*SHAPE, dtype="u1"), KEY), TypeError, "`key` has dtype uint8"),
-    (lambda: KVCache(zeros(*SHAPE, dtype="u1"), KEY), TypeError, "keys of 4 bits would make"),
     (lambda: KVCache(KEY, zeros(*SHAPE, dtype="i2")), TypeError, "`value` has .* int8, uint8"),
-    (lambda: KVCache(zeros(*SHAPE, dtype="int4"), KEY), TypeError, "keys of 4 bits would make"),
-    (lambda: KVCache(KEY, zeros(*SHAPE, dtype="int4")), TypeError, "pack two elements in a byte"),
+    (lambda: KVCache(zeros(*SHAPE, dtype="int4"), KEY), TypeError, "`key` has dtype int4; .* int8"),
+    (lambda: KVCache(KEY, zeros(*SHAPE, dtype="int4")), TypeError, "`value` has .* int8, uint8"),
     (
         lambda: KVCache(KEY, INT4, key_scale=SCALE),
         ValueError,
@@ -266,8 +241,8 @@ REFUSED = [
     (lambda: new(value_dim=2**50), ValueError, "`pages` is 2: a table"),
     (lambda: new(dtype=None), TypeError, "`dtype` is None; it must be one of float32, .*int8"),
     (lambda: new(dtype="f8"), TypeError, "`dtype` is 'f8'"),
-    (lambda: new(dtype="int4"), TypeError, "`dtype` is 'int4'; .*keys of 4 bits would make"),
-    (lambda: new(value_dtype="uint8"), TypeError, "`value_dtype` is 'uint8'; .*pass 'int4'"),
+    (lambda: new(dtype="int4"), TypeError, "`dtype` is 'int4'; .* bfloat16, int8$"),
+    (lambda: new(value_dtype="uint8"), TypeError, "`value_dtype` is 'uint8'; .* int8, int4"),
     (lambda: new(value_dtype="int4"), ValueError, "`value_dim` is 8; .*multiple of 32"),
     (lambda: new(hadamard=None), TypeError, "`hadamard` is None"),
     (lambda: new(dtype=">f4"), TypeError, "`dtype` is '>f4'"),

@@ -79,7 +79,11 @@ REFUSED = [
     (lambda: RMSNorm([1j]), TypeError, "`weight` has dtype complex128"),
     (lambda: RMSNorm(np.ones(2**17)), ValueError, "`weight` is an array .* at most 65536"),
     (lambda: RMSNorm(range(2**60)), ValueError, "`weight`"),
-    (lambda: RMSNorm(np.broadcast_to(np.float32(1), (2**40,))), ValueError, "`weight` has shape "),
+    (
+        lambda: RMSNorm(np.broadcast_to(np.float32(1), (2**40,))),
+        ValueError,
+        "`weight` is an array ",
+    ),
     (lambda: RMSNorm(None, 10**400), ValueError, "`eps` is an integer of 1329 bits"),
     (lambda: RMSNorm(None, 1e-50), ValueError, "`eps` is 1e-50; .* above 0 .* float32"),
     (lambda: RMSNorm(None, 1e300), ValueError, r"`eps` is 1e\+300; .* finite in float32"),

@@ -33,7 +33,6 @@ def test_warmup_compiles_for_the_caches_of_a_server(capsys):
     [
         ("float32 --cache-dtypes int8,float64", "`--cache-dtypes` holds 'float64'"),
         ("fp16", "`dtypes` holds 'fp16'; it must hold none but float32"),
-        ("fp16", "(did you mean 'float16'?)"),
         ("float64 --cache-dtypes int8", "`dtypes` holds float64 alone"),
         ("--clear float32", "`--clear` deletes the kernels of all dtypes"),
         ("--clear --cache-dtypes int8", "`--clear` deletes the kernels of all dtypes"),

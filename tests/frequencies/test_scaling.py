@@ -36,15 +36,6 @@ def test_lengths_of_numpy_are_lengths():
     assert ours.at_length(65) == theirs.at_length(np.int64(65))
 
 
-def test_an_error_names_the_length_that_was_given():
-    """Not the longest one of the same frequencies, for which they are computed."""
-    rope = R(
-        8, rope_theta=1e300, scaling={"rope_type": "dynamic_powers"}, max_position_embeddings=1
-    )
-    with pytest.raises(ValueError, match=f"`seq_len` {2**53 - 1}:"):
-        rope.at_length(2**53 - 1)
-
-
 def test_a_length_that_plays_no_part_changes_nothing():
     """Every config has it."""
     assert R(8, max_position_embeddings=4096) == R(8)

@@ -114,7 +114,7 @@ REFUSALS: list[tuple[Any, type[Exception], str]] = [
     (of("yuan", no_rope_layer_interval=4), TypeError, "`num_hidden_layers` is None"),
     (llama(no_rope_layer_interval="4\x1b"), ValueError, r"_interval` is '4\\x1b'; it must"),
     (scaled(type="ntk-by-parts"), ValueError, "`rope_type` is 'ntk-by-parts'; it must"),
-    (scaled(type="llama-3"), ValueError, "did you mean 'llama3'"),
+    (scaled(type="llama-3"), ValueError, "`rope_type` is 'llama-3'; .* llama3"),
     (llama(model_type="mystery"), ValueError, "`model_type` is 'mystery', so"),
     ("meta-llama/Llama-3.1-8B", ValueError, "nothing is downloaded.*meta-llama/Llama-3.1-8B"),
     ("./meta-llama/Llama-3.1-8B", ValueError, "config.json$"),

@@ -188,7 +188,7 @@ REFUSED = [
     (lambda: ROPE.at_length([2, 2**53 + 1]), ValueError, "it must be at most 9007199254740992"),
     (lambda: ROPE.at_length({3, 5}), TypeError, "`seq_len` is .*; it must be an integer"),
     (lambda: ROPE.at_length(np.ma.array([3, 5])), TypeError, "`seq_len` is a masked array"),
-    (lambda: SIZED.rotate(X), ValueError, "`x` has batch 2 .*lengths, .* given for 3"),
+    (lambda: SIZED.rotate(X), ValueError, "`x` has batch 2 .*batch 3, .* lengths"),
     (lambda: SIZED.plan([0, 1], layout="thd"), ValueError, "`layout` is 'thd'.* 3 lengths "),
     (lambda: plan(UNSIZED, [0, 4]), ValueError, "'dynamic' depends on the sequence length"),
     (lambda: plan(SIZED, [0, 1, 4]), ValueError, "`cu_seqlens` is for 2 sequences; it must"),

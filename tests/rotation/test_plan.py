@@ -132,7 +132,7 @@ REFUSED = [
     (
         lambda: PLAN.rotate(zeros(2, 4, 1, 6)),
         ValueError,
-        "`x` has 4 tokens.*positions, .* given for 3",
+        "`x` has 4 tokens.* have 3, .* are given",
     ),
 ]
 
