@@ -133,7 +133,7 @@ class CosSin:
 
     def rounded_table(self, positions: Float64, operation: str, dtype: np.dtype[Any]) -> Array:
         """Return the table in any dtype of arrays, rounded once."""
-        compute_dtype = "float32" if self.in_float32 or dtype == np.float32 else "float64"
+        compute_dtype = "float32" if self.in_float32 or dtype == DTYPES["float32"] else "float64"
         table = self.table(positions, operation, compute_dtype)
         return table if table.dtype == dtype else _rounded(table, dtype)
 

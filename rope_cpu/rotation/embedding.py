@@ -671,8 +671,7 @@ class RotaryEmbedding:
             shape = (*shape, heads)
         shape = (*shape, self._spec.pairs)
         table = self._cos_sin_of_rows().rounded_table(positions, "rotate", wanted)
-        cos, sin = table.reshape(2, *shape)
-        return cos, sin
+        return table[0].reshape(shape), table[1].reshape(shape)
 
     def rotate(
         self,
