@@ -40,14 +40,41 @@ def axial(
     frequencies = [
         base_frequencies(theta, width) for theta, width in zip(thetas, widths, strict=True)
     ]
-    pair_axis = np.repeat(np.arange(axes), [width // 2 for width in widths]).tolist()
+    arrangement = "blocks" if span == "axis" else "runs"
+    spec = from_frequencies(frequencies, head_dim, interleaved, arrangement)
+    return replace(spec, rope_type="axial")
+
+
+def from_frequencies(
+    frequencies: Sequence[Float64],
+    head_dim: int,
+    interleaved: bool,
+    arrangement: str,
+    order: Sequence[int] = (),
+    angle_dtype: str = "float64",
+) -> RopeSpec:
+    """Describe the rotation in which each axis has pairs of its own, from their frequencies.
+
+    arrangement: "runs" if each axis has a run of pairs across the rotated part, "blocks" if pairs
+    are formed within the elements of an axis, "turns" if the axes take pairs by turns. order: the
+    axis of each run, block or turn; empty: as they come.
+    """
+    axes = len(frequencies)
+    order = order or range(axes)
+    if arrangement == "turns":
+        pair_axis = np.tile(order, frequencies[0].size).tolist()
+        inv_freq = np.stack(frequencies, axis=1).ravel()
+    else:
+        pair_axis = np.repeat(order, [axis.size for axis in frequencies]).tolist()
+        inv_freq = np.concatenate(frequencies)
     return from_inv_freq(
-        spread_over_axes(np.concatenate(frequencies), pair_axis, axes),
+        spread_over_axes(inv_freq, pair_axis, axes),
         head_dim=head_dim,
         interleaved=interleaved,
-        blocks=widths if span == "axis" else 1,
+        blocks=tuple(2 * axis.size for axis in frequencies) if arrangement == "blocks" else 1,
         pair_axis=tuple(pair_axis),
-        rope_type="axial",
+        rope_type="axial" if axes > 1 else "default",
+        angle_dtype=angle_dtype,
     )
 
 

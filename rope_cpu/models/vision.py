@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -36,16 +35,20 @@ class Row:
 
     Parameters
     ----------
+    names : {name: {key: value}}
+        The classes or model types, each with its own values of missing keys; null for a key that it
+        reads and has no value of. A key of a section is "section.key".
     axes : sequence of str
         Its position axes, keys of axes.json; a file with fewer has the last of them.
     form : str
         The function that makes its rotation, a key of `_FORMS`.
     head_dim : sequence of str
-        The key of the width of a head, and keys of numbers that divide it.
-    takes_head_dim : bool
-        The key head_dim goes before these, and they must divide the width without a remainder.
+        The key of the width of a head, and keys of numbers that divide it. The key head_dim goes
+        before these; a class that reads it divides without a remainder.
     widths : str
         The elements that each axis rotates: a rule in `_WIDTHS`, or the key that has them.
+    scaling : sequence of str
+        Of a rotation of one axis, the keys of its rope parameters beside the base.
     sections : sequence of str
         Of an M-RoPE, the key of the pairs of each axis; of several the first that is present.
     each : int
@@ -59,61 +62,46 @@ class Row:
         axis has the frequencies of its own width.
     unit : float
         The radians of a unit of the positions: 2π where they count revolutions (DINOv3).
-    pairs : str
-        "runs": each axis has a run of pairs across the rotated part. "blocks": pairs are formed
-        within the elements of an axis. "turns": the axes have every nth pair.
-    order : sequence of int
-        The axis of each run, block or turn; empty: as they come.
+    arrangement, order : str, sequence of int
+        Which pairs an axis has, see `frequencies.axes.from_frequencies`.
     positions : str, optional
         What else to know about the positions than the axes, for `rope-cpu show`.
     interleaved : bool
         True for pairs (2i, 2i+1).
-    theta : str or float
-        The key of the base, or the base that no key changes.
-    ntk : str
-        The key of the scales s of all axes: the base of an axis is theta·s^(w/(w-2)), w its width.
-    divisors : sequence of str
-        The key of the divisors of all axes' frequencies, or one key for each axis. Of longrope, the
-        keys of those of short and of long sequences.
-    objects : sequence of str
-        The objects with keys of the rotation. Here such a key is "object.key".
-    only : {key: (values, reason)}
+    theta : str
+        The key of the base.
+    scales : sequence of str
+        The key of the scales of all axes, or one key for each axis.
+    ntk : bool
+        A scale s makes the base of an axis theta·s^(w/(w-2)), w its width. False: it divides the
+        frequencies of the axis.
+    only : {key: values}
         The values of a key, if it is present, with which the class rotates like this.
-    defaults : {key: value}
-        The class's own values of missing keys.
     ignored : sequence of str
         Keys with names of rotations that the frequencies do not depend on.
     """
 
+    names: Mapping[str, Config]
     axes: Sequence[str] = ("row", "column")
     form: str = "axes"
     head_dim: Sequence[str] = ("attention_head_dim",)
-    takes_head_dim: bool = False
     widths: str = "equal"
+    scaling: Sequence[str] = ()
     sections: Sequence[str] = ()
     each: int = 0
     counts: Sequence[int] = ()
     fills_head: bool = True
     shares_frequencies: bool = False
     unit: float = 1.0
-    pairs: str = "runs"
+    arrangement: str = "runs"
     order: Sequence[int] = ()
     positions: str | None = None
     interleaved: bool = False
-    theta: str | float = "rope_theta"
-    ntk: str = ""
-    divisors: Sequence[str] = ()
-    objects: Sequence[str] = ()
-    only: Mapping[str, tuple[Sequence[Any], str]] = field(default_factory=dict)
-    defaults: Config = field(default_factory=dict)
+    theta: str = "rope_theta"
+    scales: Sequence[str] = ()
+    ntk: bool = False
+    only: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     ignored: Sequence[str] = ()
-
-    @cached_property
-    def known_keys(self) -> set[str]:
-        """The keys of a config that its rotation may depend on, and those that it ignores."""
-        named = {self.widths, str(self.theta), self.ntk, *self.divisors, *self.head_dim}
-        named |= {*self.sections, *self.objects, *self.only, *self.defaults, *self.ignored}
-        return named | ({"head_dim"} if self.takes_head_dim else set())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,9 +113,6 @@ class MultiAxisModel(Model):
     row: Row
 
     def _build_spec(self, asked: Asked, interleaved: bool | None, angle_dtype: str) -> RopeSpec:
-        for key, (known_values, reason) in self.row.only.items():
-            if key in self.values and self.values[key] not in known_values:
-                raise ValueError(f"`{key}` is {shown(self.values[key])}: {reason}")
         spec = _FORMS[self.row.form](self.row, self.values, angle_dtype)
         for name, value in zip(("layer_type", "layer"), asked, strict=True):
             if value is not None:
@@ -136,91 +121,53 @@ class MultiAxisModel(Model):
         return spec
 
 
-def rows_by_name(rows: Sequence[Config], defaults: Mapping[str, Config]) -> dict[str, Row]:
-    """Return the rows of a data file by the names of their classes or model types.
+def _rows_by_name(file_rows: Sequence[Config]) -> dict[str, Row]:
+    """Return the rows of a data file by the names of their classes or model types."""
+    rows = [Row(**facts) for facts in file_rows]
+    return {name: row for row in rows for name in row.names}
 
-    defaults: `Row.defaults` of the names that do not share those of their row.
+
+def _refuse_unread(name: str, row: Row, values: Config) -> None:
+    """Raise for a key of a rotation that a class does not read, or with which it rotates otherwise.
+
+    values: the keys of a config, with the defaults of the class.
     """
-    found = {}
-    for row in rows:
-        facts = {key: value for key, value in row.items() if key != "names"}
-        for name in row["names"]:
-            found[name] = Row(**{"defaults": defaults.get(name, {}), **facts})
-    return found
-
-
-def _config(source: Config, name: str, row: Row, values: Config) -> MultiAxisModel:
-    """Parse a config of the class or model type `name`, whose row is `row`.
-
-    values: its keys under the names of the row. Raises ValueError for a key of a rotation that the
-    row does not read.
-    """
-    section_key, section = own_section(values)
-    inner = {f"{section_key}.{key}": section[key] for key in without_nulls(section)}
-    values = {**row.defaults, **values, **inner}
-    for key, value in values.items():
-        is_known = key in row.known_keys or value == row.theta or keys.is_neutral(key, value)
-        if not is_known and (key == "head_dim" or keys.is_rotation_key(key)):
+    known = {*row.only, *row.names[name], *row.ignored}
+    for key in values.keys() - known:
+        is_rotation = keys.is_rotation_key(key) and not keys.is_neutral(key, values[key])
+        if is_rotation or key == "head_dim":
             rule = f"be left out, as {shown(name)} does not read it"
-            raise ArgumentError(key, value, rule, "or use RotaryEmbedding.axial")
-    return MultiAxisModel(
-        source=source,
-        model_type=name,
-        values=values,
-        axes=row.axes,
-        position_note=row.positions,
-        row=row,
-    )
+            raise ArgumentError(key, values[key], rule, "or use RotaryEmbedding.axial")
+    for key, allowed in row.only.items():
+        if values.get(key, allowed[0]) not in allowed:
+            rule = f"be {' or '.join(map(shown, allowed))}, as {shown(name)} rotates with no other"
+            raise ArgumentError(key, values[key], rule)
 
 
 def _axes_form(row: Row, values: Config, angle_dtype: str) -> RopeSpec:
     """Return the rotation in which each axis has frequencies of its own width."""
     widths, head_dim = _widths_and_head_dim(row, values)
-    divisors = _divisors(row, values, len(widths))
-    frequencies = _inv_freqs(row, values, widths, angle_dtype)
-    with np.errstate(over="ignore"):  # an infinite frequency is refused later
-        frequencies = [axis / divisor for axis, divisor in zip(frequencies, divisors, strict=True)]
-    order = row.order or range(len(widths))
-    if row.pairs == "turns":
-        pair_axis = np.tile(order, frequencies[0].size).tolist()
-        inv_freq = np.stack(frequencies, axis=1).ravel()
-    else:
-        pair_axis = np.repeat(order, [axis.size for axis in frequencies]).tolist()
-        inv_freq = np.concatenate(frequencies)
-    return from_inv_freq(
-        spread_over_axes(row.unit * inv_freq, pair_axis, len(widths)),
-        head_dim=head_dim,
-        interleaved=row.interleaved,
-        blocks=widths if row.pairs == "blocks" else 1,
-        pair_axis=tuple(pair_axis),
-        rope_type="axial" if len(widths) > 1 else "default",
-        angle_dtype=angle_dtype,
+    with np.errstate(over="ignore"):  # an infinite base or frequency is refused later
+        frequencies = _frequencies(row, values, widths, angle_dtype)
+    return axes.from_frequencies(
+        frequencies, head_dim, row.interleaved, row.arrangement, row.order, angle_dtype
     )
 
 
-def _longrope_form(row: Row, values: Config, angle_dtype: str) -> RopeSpec:
-    """Return the rotation of one axis with the factors of longrope, and the lengths beside them."""
-    names = (*row.divisors, "max_position_embeddings", "original_max_position_embeddings")
-    section = {name.rpartition(".")[2]: values.get(name) for name in names}
-    return scaled(
-        _head_dim(row, values),
-        rope_theta=_theta(row, values),
-        scaling={"rope_type": "longrope", **section},
-        angle_dtype=angle_dtype,
-    )
-
-
-def _mrope_form(row: Row, values: Config, angle_dtype: str) -> RopeSpec:
-    """Return the rotation of Qwen3-VL's interleaved sections."""
-    key = next((name for name in row.sections if name in values), row.sections[-1])
-    section = axes.checked_mrope_section(key, _present(key, values))
+def _one_axis_form(row: Row, values: Config, angle_dtype: str) -> RopeSpec:
+    """Return the rotation of one axis, or with its pairs in Qwen3-VL's interleaved sections."""
+    scaling = {key.rpartition(".")[2]: values.get(key) for key in row.scaling}
     theta = _theta(row, values)
-    one_axis = scaled(_head_dim(row, values), rope_theta=theta, angle_dtype=angle_dtype)
-    first = one_axis.pairs - sum(section[1:])
+    spec = scaled(_head_dim(row, values), theta, scaling=scaling, angle_dtype=angle_dtype)
+    if not row.sections:
+        return spec
+    key = next(name for name in row.sections if values.get(name) is not None)
+    section = axes.checked_mrope_section(key, values[key])
+    first = spec.pairs - sum(section[1:])
     if len(section) != 3 or first < 0:
-        rule = f"be 3 numbers, the last two of at most {one_axis.pairs} pairs together"
+        rule = f"be 3 numbers, the last two of at most {spec.pairs} pairs together"
         raise ArgumentError(key, section, rule)
-    return axes.to_mrope(one_axis, (first, *section[1:]), True)
+    return axes.to_mrope(spec, (first, *section[1:]), True)
 
 
 def _all_heads_form(row: Row, values: Config, angle_dtype: str) -> RopeSpec:
@@ -236,8 +183,7 @@ def _all_heads_form(row: Row, values: Config, angle_dtype: str) -> RopeSpec:
     pairing = scalars.choice("rope_type", values["rope_type"], ("interleaved", "split"))
     pairs = heads * head_dim // 2
     count = pairs // 3
-    name = "(attention_head_dim, num_attention_heads)"
-    scalars.check_table_size(name, (head_dim, heads), 3, pairs, most=limits.FREQUENCIES)
+    scalars.check_table_size("num_attention_heads", heads, 3, pairs, most=limits.FREQUENCIES)
     with np.errstate(over="ignore"):  # an infinite frequency is refused later
         # float32 in the model, also where it computes them in float64.
         frequencies = np.float32(np.pi / 2 * _theta(row, values) ** np.linspace(0.0, 1.0, count))
@@ -255,22 +201,27 @@ def _all_heads_form(row: Row, values: Config, angle_dtype: str) -> RopeSpec:
 
 _FORMS: dict[str, Callable[[Row, Config, str], RopeSpec]] = {
     "axes": _axes_form,
-    "longrope": _longrope_form,
-    "mrope": _mrope_form,
+    "one axis": _one_axis_form,
     "all heads": _all_heads_form,
 }
 
 
-def _inv_freqs(row: Row, values: Config, widths: Sequence[int], angle_dtype: str) -> list[Float64]:
-    """Return the frequencies of each axis, before the unit and the divisors."""
-    thetas = _thetas(row, values, widths)
+def _frequencies(
+    row: Row, values: Config, widths: Sequence[int], angle_dtype: str
+) -> list[Float64]:
+    """Return the frequencies of each axis, for positions in the unit of radians."""
+    theta = _theta(row, values)
     if row.shares_frequencies:
-        frequencies = axes.base_frequencies(thetas[0], sum(widths), angle_dtype)
+        frequencies = axes.base_frequencies(theta, sum(widths), angle_dtype)
         return [frequencies[axis :: len(widths)] for axis in range(len(widths))]
-    return [
-        axes.base_frequencies(theta, width, angle_dtype)
-        for theta, width in zip(thetas, widths, strict=True)
-    ]
+    found = []
+    for width, scale in zip(widths, _scales(row, values, len(widths)), strict=True):
+        frequencies = axes.base_frequencies(theta, width, angle_dtype) / scale
+        if row.ntk:
+            base = float(theta * np.float64(scale) ** (width / (width - 2)))
+            frequencies = axes.base_frequencies(base, width, angle_dtype)
+        found.append(row.unit * frequencies)
+    return found
 
 
 # Rules for the widths of the axes, from head_dim and the number of axes.
@@ -285,102 +236,72 @@ _WIDTHS: dict[str, Callable[[int, int], tuple[int, ...]]] = {
 
 def _widths_and_head_dim(row: Row, values: Config) -> tuple[Sequence[int], int]:
     """Return the elements that each axis rotates, and the width of a head."""
-    has_head_dim = row.widths in _WIDTHS or values.keys() >= {*row.head_dim}
-    head_dim = _head_dim(row, values) if has_head_dim else 0
-    widths = _widths(row, values, head_dim)
-    total = sum(widths)
-    if has_head_dim and (total > head_dim or (row.fills_head and total < head_dim)):
-        rule = f"fit the widths of the axes, {shown(widths)}, which add up to {total}"
-        raise ArgumentError(" // ".join(row.head_dim), head_dim, rule)
-    return widths, head_dim or total
-
-
-def _widths(row: Row, values: Config, head_dim: int) -> Sequence[int]:
-    """Return the elements that each axis rotates; raise unless the axes can have them."""
     key = row.widths
     count = len(row.axes)
+    head_dim = 0
+    if key in _WIDTHS or values.keys() >= {*row.head_dim}:
+        head_dim = _head_dim(row, values)
+    widths: Sequence[int]
     if key in _WIDTHS:
         widths = _WIDTHS[key](head_dim, count)
         key = " // ".join(row.head_dim)
     elif row.each:
         widths = (row.each * _number(key, values, limits.HEAD_DIM),) * count
     else:
-        widths = scalars.whole_numbers(key, _present(key, values), most=limits.HEAD_DIM)
+        widths = scalars.whole_numbers(key, values.get(key), most=limits.HEAD_DIM)
+    total = sum(widths)
+    head_dim = head_dim or total
     counts = row.counts or (count,)
-    if len(widths) not in counts or any(width < 2 or width % 2 for width in widths):
-        finding = Finding(f"gives the axes the widths {shown(widths)}")
+    least = 4 if row.ntk else 2
+    is_even = not any(width < least or width % 2 for width in widths)
+    fits = total == head_dim or (total < head_dim and not row.fills_head)
+    if len(widths) not in counts or not is_even or not fits:
+        finding = Finding(f"gives a head of {head_dim} elements the widths {shown(widths)}")
         number = " or ".join(map(str, counts))
-        raise ArgumentError(key, finding, f"give {number} axes even numbers above 0")
-    return widths
+        rule = f"give {number} axes even widths from {least} that fill the head"
+        raise ArgumentError(key, finding, rule)
+    return widths, head_dim
 
 
 def _head_dim(row: Row, values: Config) -> int:
     """Return the width of a head."""
-    has_own = row.takes_head_dim and "head_dim" in values
-    key, *divisors = ("head_dim",) if has_own else row.head_dim
+    key, *divisors = row.head_dim if values.get("head_dim") is None else ("head_dim",)
     width = _number(key, values, limits.HIDDEN_SIZE if divisors else limits.HEAD_DIM)
     for divisor in divisors:
         shares = _number(divisor, values, limits.HIDDEN_SIZE)
-        if row.takes_head_dim and width % shares:
+        if "head_dim" in values and width % shares:
             raise ValueError(f"`{key}` is {width}, which {shares} heads cannot share equally")
         width //= shares
     return width
 
 
 def _theta(row: Row, values: Config) -> float:
-    """Return the base: that of the class, or the value of its key."""
-    if isinstance(row.theta, str):
-        return scalars.real_number(row.theta, _present(row.theta, values))
-    return row.theta
+    """Return the base."""
+    return scalars.real_number(row.theta, values[row.theta])
 
 
-def _thetas(row: Row, values: Config, widths: Sequence[int]) -> list[float]:
-    """Return the base of each axis."""
-    theta = _theta(row, values)
-    if not row.ntk:
-        return [theta] * len(widths)
-    if min(widths) <= 2:
-        raise ValueError(f"`{row.ntk}` needs widths above 2, but the axes have {shown(widths)}")
-    scales = _numbers(row.ntk, values, len(widths))
-    with np.errstate(over="ignore"):  # an infinite base is refused later
-        return [
-            float(theta * np.float64(scale) ** (width / (width - 2)))
-            for scale, width in zip(scales, widths, strict=True)
-        ]
-
-
-def _divisors(row: Row, values: Config, count: int) -> list[float]:
-    """Return the divisor of the frequencies of each axis."""
-    if len(row.divisors) == 1:
-        return _numbers(row.divisors[0], values, count)
-    return [scalars.real_number(key, values[key]) for key in row.divisors] or [1.0] * count
-
-
-def _numbers(key: str, values: Config, count: int) -> list[float]:
-    """Return a list of numbers above 0, one for each axis."""
-    value = values[key]
-    if not isinstance(value, list | tuple) or len(value) != count:
-        raise ArgumentError(key, value, f"be {count} numbers, one for each axis")
-    return [scalars.real_number(key, entry) for entry in value]
-
-
-def _present(key: str, values: Config) -> Any:
-    """Return the value of a key; raise if it is missing."""
-    if values.get(key) is None:
-        raise ValueError(f"`config` has no `{key}`")
-    return values[key]
+def _scales(row: Row, values: Config, count: int) -> list[float]:
+    """Return the scale of each axis, a number above 0; 1 for a class without scales."""
+    if len(row.scales) != 1:
+        return [scalars.real_number(key, values[key]) for key in row.scales] or [1.0] * count
+    key = row.scales[0]
+    scales = values[key]
+    if not isinstance(scales, list | tuple) or len(scales) != count:
+        raise ArgumentError(key, scales, f"be {count} numbers, one for each axis")
+    return [scalars.real_number(key, scale) for scale in scales]
 
 
 def _number(key: str, values: Config, most: int) -> int:
-    """Return the whole number of a key, from 1 to `most`; raise if it is missing."""
-    return scalars.whole_number(key, _present(key, values), 1, most)
+    """Return the whole number of a key, from 1 to `most`."""
+    return scalars.whole_number(key, values.get(key), 1, most)
 
 
 _DATA = data("vision.json")
 
 # The rows of vision towers by model type, and those of the classes of diffusers.
-TOWERS = rows_by_name(_DATA["rows"], _DATA["defaults"])
-CLASSES = rows_by_name(data("diffusers.json"), {})
+TOWERS = _rows_by_name(_DATA["rows"])
+CLASSES = _rows_by_name(data("diffusers.json"))
+_ROWS = {**TOWERS, **CLASSES}
 
 # From a multimodal model type to that of its `vision_config`.
 PARTS = _DATA["parts"]
@@ -388,11 +309,11 @@ PARTS = _DATA["parts"]
 # Keys that only configs around vision parts, or of text, have.
 _WHOLE = frozenset({"vision_config", "text_config", "vocab_size"})
 
-# Model types without a rotation that frequencies of pairs express, and encoders without any.
-REFUSED = {**NO_ROTATION, **reasons_by_type("encoders.json")}
-
 # Classes of diffusers whose config determines no rotation, with the reason.
 REFUSED_CLASSES = reasons_by_type("refused_classes.json")
+
+# These, and model types without a rotation that frequencies of pairs express, or without any.
+REFUSED = {**NO_ROTATION, **reasons_by_type("encoders.json"), **REFUSED_CLASSES}
 
 
 def parse(config: Config) -> MultiAxisModel | None:
@@ -403,23 +324,33 @@ def parse(config: Config) -> MultiAxisModel | None:
     built.
     Source: the classes of the same names in diffusers 0.42.1, and modules in transformers 5.24.
     """
-    name = config.get("_class_name") or _unnamed_type(config)
-    if name in REFUSED_CLASSES:
-        raise ValueError(f"`_class_name` is {shown(name)}: {REFUSED_CLASSES[name]}")
-    if name in CLASSES:
-        return _config(config, name, CLASSES[name], without_nulls(config))
-    if "_diffusers_version" in config:
+    part = _backbone(config)
+    class_name = config.get("_class_name")
+    is_class = class_name in CLASSES or class_name in REFUSED_CLASSES
+    name = str(class_name) if is_class else model_type(part)
+    if name in REFUSED:
+        key = "_class_name" if is_class else "model_type"
+        raise ValueError(f"`{key}` is {shown(name)}: {REFUSED[name]}")
+    if "_diffusers_version" in config and name not in CLASSES:
         rule = f"be one of the {len(CLASSES)} classes that docs/configs.md lists"
         remedy = "use RotaryEmbedding.axial or RotaryEmbedding.from_inv_freq for others"
         raise ArgumentError("_class_name", config.get("_class_name"), rule, remedy)
-    part = _backbone(config)
-    name = model_type(part)
-    if name in REFUSED:
-        raise ValueError(f"`model_type` is {shown(name)}: {REFUSED[name]}")
-    if name not in TOWERS:
+    if name not in _ROWS:
         return None
-    row = TOWERS[name]
-    return _config(config, name, row, _standard_names(_flat(row, without_nulls(part))))
+    row = _ROWS[name]
+    own = _flat(row, without_nulls(part))
+    if name in TOWERS:
+        own = _standard_names(own)
+    values = {**row.names[name], **own}
+    _refuse_unread(name, row, values)
+    return MultiAxisModel(
+        source=config,
+        model_type=name,
+        values=values,
+        axes=row.axes,
+        position_note=row.positions,
+        row=row,
+    )
 
 
 def tower(config: Config) -> dict[str, Any]:
@@ -458,25 +389,22 @@ def tower(config: Config) -> dict[str, Any]:
     whole = config.get("model_type")
     names = (own, PARTS.get(own), PARTS.get(whole))
     known = next((name for name in names if name in TOWERS or name in REFUSED), own)
-    return {**part, "model_type": known or _unnamed_type(part) or PARTS.get(whole, whole) or ""}
+    return {**part, "model_type": known or model_type(part) or PARTS.get(whole, whole) or ""}
 
 
 def model_type(config: Config) -> str:
     """Return the model type of a config, of the tower for one that has the keys of a vision part.
 
-    Older files of vision parts have the model type of the whole model, or none.
+    Older files of vision parts have the model type of the whole model, or none: their keys tell.
     """
     name = str(config.get("model_type") or "")
-    is_part = not config.keys().isdisjoint(_DATA["marks"]) and _WHOLE.isdisjoint(config)
-    if name in TOWERS or not is_part:
+    if name in TOWERS or not _WHOLE.isdisjoint(config):
         return name
-    return str(PARTS.get(name, name)) if name else _unnamed_type(config)
-
-
-def _unnamed_type(config: Config) -> str:
-    """Return the model type or class of a file without one; its keys tell, or "" if they do not."""
-    found = (name for keys, name in _DATA["unnamed"] if config.keys() >= set(keys))
-    return str(next(found, ""))
+    if not name:
+        found = (known for keys, known in _DATA["unnamed"] if config.keys() >= {*keys})
+        return str(next(found, ""))
+    is_part = not config.keys().isdisjoint(_DATA["marks"])
+    return str(PARTS.get(name, name)) if is_part else name
 
 
 def _backbone(config: Config) -> Config:
@@ -496,11 +424,13 @@ def _standard_names(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _flat(row: Row, values: dict[str, Any]) -> dict[str, Any]:
-    """Return values with the rope parameters at the top level, for a class that has them."""
-    if "rope_type" not in row.only:
-        return values
-    key, own = own_section(values)
-    known = {"rope_theta": "rope_theta", **{name: name for name in row.only}}
-    section = {known.get(name, f"{key}.{name}"): own[name] for name in own}
-    others = {name: values[name] for name in values if name not in SECTIONS}
-    return others | without_nulls(section)
+    """Return values with the keys of their section beside them, as "section.key".
+
+    A class with rope parameters has them under their own names.
+    """
+    section_key, section = own_section(values)
+    own_names = {"rope_theta", *row.only} if "rope_type" in row.only else ()
+    flat = {key: value for key, value in values.items() if key not in SECTIONS}
+    for key, value in without_nulls(section).items():
+        flat[key if key in own_names else f"{section_key}.{key}"] = value
+    return flat

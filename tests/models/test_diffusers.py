@@ -56,33 +56,39 @@ def video(name, **values):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (COGVIDEOX | {ROTARY: None}, f"`{ROTARY}` is False: this CogVideoX adds sinusoidal"),
-        (COGVIDEOX | {HEADS: 60}, "gives the axes the widths (15, 21, 21)"),
+        (COGVIDEOX | {ROTARY: None}, f"`{ROTARY}` is False; it must be True, as 'CogVid"),
+        (COGVIDEOX | {HEADS: 60}, "gives a head of 60 elements the widths (15, 21, 21)"),
         ({"_diffusers_version": None, HEADS: 64}, "`_class_name` is None; it must"),
         ({"_class_name": IMAGE, "_diffusers_version": "0.27"}, f"'{IMAGE}'; it must be"),
-        (image("Flux", axes_dims_rope=[16, 56, 64], **WAN), "`attention_head_dim` is 128"),
+        (image("Flux", axes_dims_rope=[16, 56, 64], **WAN), "gives a head of 128 elements the"),
         (
             video("HunyuanVideo", rope_axes_dim=[16, "56", 56]),
             "`rope_axes_dim` is '56'; it must be",
         ),
         (video("Wan", attention_head_dim=-6), "`attention_head_dim` is -6"),
-        ({"_class_name": "WanModel", "dim": 5120}, "`config` has no `num_heads`"),
+        ({"_class_name": "WanModel", "dim": 5120}, "`num_heads` is None; it must be an integer"),
         (
             {"_class_name": "WanModel", "dim": 5120, "num_heads": 1024},
-            "`dim // num_heads` gives the axes the widths (5, 0, 0)",
+            "`dim // num_heads` gives a head of 5 elements the widths (5, 0, 0)",
         ),
         (LTX2 | {"rope_type": "mixed"}, "`rope_type` is 'mixed'"),
         (LTX2 | {HEADS: 15}, "`attention_head_dim` is 15; it must be even"),
         (image("ErnieImage"), "have different angles, which is no rotation"),
-        (image("HiDreamImage"), "`config` has no `axes_dims_rope`"),
+        (image("HiDreamImage"), "`axes_dims_rope` is None; it must be a seq"),
         (image("HiDreamImage", axes_dims_rope=[32, 32]), "(32, 32); it must give 3 axes even"),
-        (image("ZImage", dim=3840, n_heads=32), "`dim // n_heads` is 120; it must fit the widths"),
-        (image("Flux", rope_theta=256.0), "`rope_theta` is 256.0; it must be left out, as 'Flux"),
+        (image("ZImage", dim=3840, n_heads=32), "`axes_dims` gives a head of 120 elements the"),
+        (image("Flux", rope_theta=256.0), "`rope_theta` is 256.0; it must be 10000.0, as 'Flux"),
+        (image("Flux", head_dim=1), "`head_dim` is 1; it must be left out, as 'Flux"),
+        (image("Flux", rope_theta=1.0), "`rope_theta` is 1.0; it must be 10000.0, as 'Flux"),
+        (image("Flux", yarn_factor=1e4), "`yarn_factor` is 10000.0; it must be left out"),
         (video("Kandinsky6", scale_factor=[1.0, 2.0]), "`scale_factor` is [1.0, 2.0]; it must be"),
         (video("Kandinsky6", scale_factor=2.0), "`scale_factor` is 2.0; it"),
         (video("Allegro", interpolation_scale_h=0), "`interpolation_scale_h` is 0; it must be"),
         (video("Allegro", interpolation_scale_h=5e-324), "`inv_freq` holds inf"),
-        (video("Cosmos", attention_head_dim=10), "`rope_scale` needs widths above 2"),
+        (
+            video("Cosmos", attention_head_dim=10),
+            "(6, 2, 2); it must give 3 axes even widths from",
+        ),
         (video("Cosmos", rope_scale=[1e300, 1e300, 1e300]), "`rope_theta` is inf; it must be"),
         (image("Ideogram4", mrope_section=[24, 20]), "`mrope_section` is (24, 20); it must be 3"),
         (image("Ideogram4", mrope_section=[0, 100, 100]), "it must be 3 numbers, the last two of"),
@@ -92,7 +98,7 @@ def video(name, **values):
         (image("OmniGen"), "`short_factor` is missing"),
         (
             OMNIGEN | {"rope_scaling": OMNIGEN["rope_scaling"] | {"type": "yarn"}},
-            "`rope_scaling.rope_type` is 'yarn': its class has the factors of longrope",
+            "`rope_scaling.rope_type` is 'yarn'; it must be 'longrope' or 'su', as 'Omni",
         ),
         (
             COSMOS3 | {"rope_scaling": {"factor": 2}},
@@ -108,6 +114,7 @@ def test_refusals(config, message):
 
 def test_keys_of_positions_and_values_without_effect_are_accepted():
     keys = {"rope_theta": 10000.0, "rope_scaling": None, "use_rope": True, "rope_factor": 1.0}
+    keys |= {"rope_parameters": {"rope_type": "default"}}
     ignored = {"rope_max_seq_len": 2048, "rope_temporal_skip_len": 4}
     wan = video("ChronoEdit", attention_head_dim=128)
     assert reader.read(wan | keys | ignored).spec() == reader.read(wan).spec()

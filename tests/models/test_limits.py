@@ -150,7 +150,10 @@ REFUSED = [
     ),
     (of("efficientloftr", hidden_size=2**17), "`hidden_size` is 131072; it must be at most 65536"),
     (of("pixtral", **VISION | {"head_dim": 2**17}), "`head_dim` is 131072"),
-    (LTX | {"attention_head_dim": 2**14, "num_attention_heads": 2**12}, "is (16384, 4096)"),
+    (
+        LTX | {"attention_head_dim": 2**14, "num_attention_heads": 2**12},
+        "`num_attention_heads` is 4096: a table of 3 x",
+    ),
     (FLUX | {"axes_dims_rope": [2**40] * 3}, "`axes_dims_rope` is 1099511627776; it must"),
     (FLUX | {"axes_dims_rope": "aa"}, "`axes_dims_rope` is 'aa'; it must be a sequence"),
     (WAN | {"attention_head_dim": 2**40}, "`attention_head_dim` is 1099511627776"),

@@ -41,11 +41,11 @@ def config_of(name):
     config = {"_class_name": name}
     config |= dict.fromkeys(row.only.keys() & {"use_rotary_positional_embeddings"}, True)
     if row.widths in ("thirds", "quarter first") or row.form == "all heads":
-        config |= {key: value for key, value in WIDTHS.items() if key not in row.defaults}
-    if row.form == "longrope":
+        config |= {key: value for key, value in WIDTHS.items() if key not in row.names[name]}
+    if row.scaling:
         config["rope_scaling"] = FACTORS
     if row.widths == "axes_dims_rope":
-        config["axes_dims_rope"] = row.defaults.get("axes_dims_rope", [64, 32, 32])
+        config["axes_dims_rope"] = row.names[name]["axes_dims_rope"] or [64, 32, 32]
     return config
 
 

@@ -90,9 +90,12 @@ LLAMA = {"hidden_size": 64, "num_attention_heads": 4, "rope_theta": 1e4}
         ({"model_type": "siglip_vision_model"}, "nothing is rotated"),
         ({"model_type": "lightglue"}, "its frequencies are weights"),
         ({"model_type": "efficientloftr", "hidden_size": "256"}, "`hidden_size` is '256'"),
-        (tower("pixtral", rope_scaling={"type": "linear"}), "take no scaling"),
+        (
+            tower("pixtral", rope_scaling={"type": "linear"}),
+            "be 'axial' or 'default', as 'pix",
+        ),
         (tower("pixtral", num_heads=8), "`num_heads` is 8; it must equal `num_attention_heads`, 4"),
-        (tower("pixtral", head_dim=10), "is 10; it must fit the widths of the axes, (4, 4)"),
+        (tower("pixtral", head_dim=10), "gives a head of 10 elements the widths (4, 4)"),
         (tower("pixtral", rope_parameters=AXIAL), "`rope_parameters.factor` is 2.0; it must"),
         (
             tower("pixtral", rope_scaling={"factor": 2.0}),
