@@ -410,12 +410,9 @@ def token_types(
     """
     ids = scalars.integers("token_ids", token_ids)
     types = np.zeros(ids.shape, dtype=np.int64)
-    placeholders = (
-        (IMAGE, "image_token_id", image_token_id),
-        (VIDEO, "video_token_id", video_token_id),
-    )
-    for kind, name, token in placeholders:
+    for kind, token in ((IMAGE, image_token_id), (VIDEO, video_token_id)):
         if token is not None:
+            name = f"{_KIND_NAMES[kind]}_token_id"
             types[ids == scalars.whole_number(name, token, -_INT64_MAX - 1, _INT64_MAX)] = kind
     if image_token_id is not None and image_token_id == video_token_id:
         rule = "differ from `video_token_id`, or one of them must be None"

@@ -76,10 +76,9 @@ def rotation(
     exact = Exact(x_float64.copy(), np.zeros_like(x_float64))
     bound = np.zeros_like(x_float64)
     shared = x.shape[2] // cos.high.shape[2]
-    cos, sin = (
-        Exact(*(np.repeat(part, shared, axis=2) for part in (value.high, value.low)))
-        for value in (cos, sin)
-    )
+    by_head = (slice(None), slice(None), np.arange(x.shape[2]) // shared)
+    cos = cos[by_head]
+    sin = sin[by_head]
     x_a = x_float64[..., first]
     x_b = x_float64[..., second]
     y_a = _add(_multiply_float64(x_a, cos), _multiply_float64(-x_b, sin))

@@ -144,13 +144,8 @@ def _check_offsets(offset: int | ArrayLike, batch: int) -> Array:
 
 def refuse_missing_ids(axes: int, layout: str) -> None:
     """Raise the reason why position ids are required."""
-    if layout == "thd":
-        rule = "be given for packed tokens (layout thd)"
-        remedy = "rope_cpu.positions.packed(cu_seqlens) makes them"
-    else:
-        rule = f"be given, with {axes} coordinates for each token"
-        remedy = "rope_cpu.positions.grid(sizes) makes those of a grid"
-    raise ArgumentError("position_ids", None, rule, remedy)
+    rule = f"be given for layout {layout!r} and tokens of {axes} coordinates"
+    raise ArgumentError("position_ids", None, rule, "rope_cpu.positions makes many kinds")
 
 
 def parse_delta(value: ArrayLike, axes: int, shared: bool) -> tuple[Array, bool]:

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.array_types import Int64
-from rope_cpu.caches import Immutable
+from rope_cpu.caches import set_fields
 
 
 class BatchArrays(NamedTuple):
@@ -27,8 +27,8 @@ class BatchArrays(NamedTuple):
     cu_seqlens: Int64
 
 
-@dataclass(slots=True, init=False, repr=False, eq=False)
-class Batch(Immutable):
+@dataclass(frozen=True, slots=True, init=False, repr=False, eq=False)
+class Batch:
     """The sequences of one step: how many tokens each has, how many are new, and where they go.
 
     The new tokens of all sequences are packed one after the other (layout thd). A batch is made
@@ -123,14 +123,14 @@ class Batch(Immutable):
         arrays = BatchArrays(lengths, new, pages, position, slots, bounds)
         # A view that is made before `slots` becomes read-only stays writable. Nobody writes to it,
         # but Numba takes 0.05 µs longer to unbox a read-only array.
-        self._set(_slots=slots[None], _arrays=arrays, _work={})
+        set_fields(self, _slots=slots[None], _arrays=arrays, _work={})
         for name, array in arrays._asdict().items():
             array.flags.writeable = False
-            self._set(**{name: array.view()})
-        self._set(page_size=size, pages_needed=int(page.max(initial=-1)) + 1)
+            set_fields(self, **{name: array.view()})
+        set_fields(self, page_size=size, pages_needed=int(page.max(initial=-1)) + 1)
         in_order = np.sort(slots)
         shared = in_order[1:][in_order[1:] == in_order[:-1]]
-        self._set(_shared_slot=shared[0] if shared.size else None)
+        set_fields(self, _shared_slot=shared[0] if shared.size else None)
 
     def __repr__(self) -> str:
         return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Self, overload
+from typing import Any, NoReturn, Required, Self, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from rope_cpu.array_types import (
     CacheKind,
     ValueDtype,
 )
-from rope_cpu.caches import Immutable
+from rope_cpu.caches import set_fields
 
 _CACHE_LINE = 64  # bytes
 NO_SCALE = np.empty((0, 0, 0, 1), np.float32)  # of a cache without scales
@@ -31,8 +31,17 @@ NO_SCALE = np.empty((0, 0, 0, 1), np.float32)  # of a cache without scales
 CACHE_ARRAYS = ("key", "value", "key_scale", "value_scale")
 
 
-@dataclass(slots=True, init=False, repr=False, eq=False)
-class KVCache(Immutable):
+class _Formats(TypedDict, total=False):
+    """The options of `KVCache.zeros` besides `layers`, for type checkers."""
+
+    dtype: Required[CacheDtype]
+    value_dtype: ValueDtype | None
+    value_dim: int | None
+    hadamard: bool
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False, eq=False)
+class KVCache:
     """The keys and values of one layer's cached tokens, in arrays that belong to the server.
 
     The arrays are checked once and never copied. `RotaryPlan.append` writes new tokens to them. A
@@ -145,23 +154,13 @@ class KVCache(Immutable):
             _scale_view(value_scale),
         )
         sizes = dict(zip(("pages", "page_size", "kv_heads", "head_dim"), key.shape, strict=True))
-        self._set(**arrays, **sizes, value_dim=value_dim, hadamard=kind.hadamard)
-        self._set(_kind=kind, _caller_arrays=tuple(given.values()), _kernel_arrays=views)
+        set_fields(self, **arrays, **sizes, value_dim=value_dim, hadamard=kind.hadamard)
+        set_fields(self, _kind=kind, _caller_arrays=tuple(given.values()), _kernel_arrays=views)
 
     @overload
     @classmethod
     def zeros(
-        cls,
-        pages: int,
-        page_size: int,
-        kv_heads: int,
-        head_dim: int,
-        *,
-        dtype: CacheDtype,
-        value_dtype: ValueDtype | None = None,
-        value_dim: int | None = None,
-        hadamard: bool = False,
-        layers: None = None,
+        cls, pages: int, page_size: int, kv_heads: int, head_dim: int, **options: Unpack[_Formats]
     ) -> Self: ...
 
     @overload
@@ -173,11 +172,8 @@ class KVCache(Immutable):
         kv_heads: int,
         head_dim: int,
         *,
-        dtype: CacheDtype,
-        value_dtype: ValueDtype | None = None,
-        value_dim: int | None = None,
-        hadamard: bool = False,
         layers: int,
+        **options: Unpack[_Formats],
     ) -> list[Self]: ...
 
     @classmethod
@@ -272,6 +268,9 @@ class KVCache(Immutable):
             f"KVCache({self._kind}, pages={self.pages}, page_size={self.page_size}, "
             f"kv_heads={self.kv_heads}, head_dim={self.head_dim}, value_dim={self.value_dim})"
         )
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a KVCache is neither copied nor pickled: copy its arrays, make another")
 
 
 def _zeros(name: str, shape: tuple[int, ...], width: int, row: CacheFormat) -> dict[str, Array]:

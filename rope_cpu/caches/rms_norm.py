@@ -12,15 +12,15 @@ from numpy.typing import ArrayLike, NDArray
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.array_types import Array
-from rope_cpu.caches import Immutable
+from rope_cpu.caches import set_fields
 
 # What the append kernel takes where nothing is normalised. Nobody writes to it or to joined norms,
 # but they are not read-only, because Numba takes 0.05 µs longer to unbox a read-only array.
 NO_NORMS: NDArray[np.float32] = np.empty((0, 0), np.float32)
 
 
-@dataclass(slots=True, init=False, repr=False, eq=False)
-class RMSNorm(Immutable):
+@dataclass(frozen=True, slots=True, init=False, repr=False, eq=False)
+class RMSNorm:
     """The RMS norm of head vectors: x / sqrt(mean(x²) + eps) · (offset + weight).
 
     Each head vector is normalised as a whole, before the rotation, in float32. The object is
@@ -85,7 +85,7 @@ class RMSNorm(Immutable):
                 factors = checked + np.float32(added)
             if np.isinf(factors).any():
                 raise ArgumentError("offset", offset, "be finite in float32 added to `weight`")
-        self._set(weight=checked, eps=float(eps), offset=added, _factors=factors)
+        set_fields(self, weight=checked, eps=float(eps), offset=added, _factors=factors)
 
     def __repr__(self) -> str:
         weight = "None" if self.weight is None else f"<{len(self.weight)} elements>"
@@ -125,20 +125,12 @@ def _joined(
 ) -> Array:
     rows = np.zeros((3, max(widths) + 1), np.float32)
     for row, name, norm, width in zip(rows, names, norms, widths, strict=False):
-        if norm is not None:
-            row[:width] = _factors(norm, name, width)
-            row[width] = norm.eps
+        if norm is None:
+            continue
+        factors = norm._factors
+        if factors is not None and len(factors) != width:
+            finding = Finding(f"has a weight of {len(factors)} elements")
+            raise ArgumentError(name, finding, f"have {width}, those of a head vector")
+        row[:width] = 1 if factors is None else factors
+        row[width] = norm.eps
     return rows
-
-
-def _factors(norm: RMSNorm, name: str, width: int) -> Array:
-    """Return the factor of each element of head vectors of this width.
-
-    name: the argument that holds the norm, for the error text.
-    """
-    if norm._factors is None:
-        return np.ones(width, np.float32)
-    if len(norm._factors) != width:
-        finding = Finding(f"has a weight of {len(norm._factors)} elements")
-        raise ArgumentError(name, finding, f"have {width}, those of a head vector")
-    return norm._factors

@@ -125,15 +125,10 @@ def slots_of_keys(cache: KVCache, slot_mapping: Batch | ArrayLike, layout: str) 
         finding = Finding("is a Batch, which has the slots of new tokens alone")
         rule = "hold the slots of the cached keys to be rotated, as integers"
         raise ArgumentTypeError("slot_mapping", finding, rule)
-    remedy = "or append the keys again from their projections"
-    if cache.hadamard:
-        finding = Finding("stores keys times the Hadamard matrix")
+    if cache.hadamard or CACHE_FORMATS[cache._kind.key].scale_dtype is not None:
         rule = "store the keys themselves, in floats such as bfloat16"
-        raise ArgumentError("cache", finding, rule, remedy)
-    if CACHE_FORMATS[cache._kind.key].scale_dtype is not None:
-        rounds = "where a rotation would round each key a second time"
-        finding = Finding(f"is {cache._kind.key}, {rounds}")
-        raise ArgumentTypeError("cache", finding, "hold floats, such as bfloat16", remedy)
+        remedy = "or append the keys again from their projections"
+        raise ArgumentTypeError("cache", Finding(f"is of the kind {cache._kind}"), rule, remedy)
     slots = _slots(slot_mapping, layout)
     _check_range(slots, cache)
     return slots

@@ -121,10 +121,7 @@ def launch_copies(
     # All copies come before the first write: a lack of memory then leaves everything untouched.
     copies = [np.array(x, order="C") for x in inputs]
     if not launch(copies):
-        raise RuntimeError(
-            f"arrays of shapes {[x.shape for x in copies]} passed their checks, but the kernel "
-            "refused their copies; please report this as a fault of rope_cpu"
-        )
+        raise RuntimeError("the kernel refused copies of checked arrays: a fault of rope_cpu")
     for result, rotated in zip(results, copies, strict=False):
         result[...] = rotated
 

@@ -111,10 +111,8 @@ def _differ_by_head(cos: Array, x: Array, looked_up: bool, layout: str) -> bool:
     Three axes are (batch, seq, pairs) if these fit `x`, otherwise (seq, heads, pairs).
     """
     batch_axis, token_axis, _ = LAYOUT_AXES[layout]
-    if looked_up or batch_axis is None or cos.ndim == 2:
-        return cos.ndim == 3
-    if cos.ndim == 4:
-        return True
+    if looked_up or batch_axis is None or cos.ndim != 3:
+        return cos.ndim > 2
     tokens = x.shape[token_axis]
     fits_by_row = cos.shape[0] in (1, x.shape[batch_axis]) and cos.shape[1] == tokens
     return not fits_by_row and cos.shape[0] == tokens

@@ -183,13 +183,8 @@ def check_rerotation(new: RopeSpec, old: RopeSpec) -> None:
             rule = f"have that of this rotary embedding, {shown(value)}"
             raise ArgumentError("old", finding, rule, _UNDO)
     if "float32" in (new.angle_dtype, old.angle_dtype):
-        finding = Finding(
-            f"has angle_dtype {old.angle_dtype!r}, and this rotary embedding {new.angle_dtype!r}"
-        )
-        rule = (
-            "have exact angles, and so must this one: angles in float32 are rounded at each "
-            "position, so that no difference of frequencies gives the angle between two rotations"
-        )
+        finding = Finding(f"has angle_dtype {old.angle_dtype!r}, and this one {new.angle_dtype!r}")
+        rule = "have exact angles, and so must this one: float32 rounds them at each position"
         raise ArgumentError("old", finding, rule, _UNDO)
 
 

@@ -658,7 +658,6 @@ class RotaryEmbedding:
         axes = self.axes
         ids = position_array("position_ids", position_ids)
         check_coordinates("position_ids", ids, axes)
-        scalars.check_table_size("position_ids", ids, ids.size // axes, self._table_width)
         rows = self._sequences
         shape = ids.shape[:-1] if axes > 1 else ids.shape
         if rows == 1:  # of any shape
@@ -666,10 +665,8 @@ class RotaryEmbedding:
         positions = parse_position_ids("position_ids", ids, axes, None, rows, self._table_width)
         if rows > 1:
             shape = (rows, positions.shape[1])
-        heads = self._spec.frequency_heads
-        if heads > 1:
-            shape = (*shape, heads)
-        shape = (*shape, self._spec.pairs)
+        _, _, heads, pairs = self._spec.inv_freq.shape
+        shape = (*shape, heads, pairs) if heads > 1 else (*shape, pairs)
         table = self._cos_sin_of_rows().rounded_table(positions, "rotate", wanted)
         return table[0].reshape(shape), table[1].reshape(shape)
 
@@ -1063,25 +1060,19 @@ interleaved=False)
         """Return the plan of one call, with cos and sin in the compute dtype of its array."""
         layout = check_layout(layout)
         operation = _operation(inverse)
-        positions = self._positions(name, x, ids, offset, layout)
-        cos_sin = self._cos_sin if self._sequences == 1 else self._cos_sin_of_rows()
-        table_of = partial(cos_sin.table, positions, operation)
-        return RotaryPlan(table_of, self._heads, layout, operation, COMPUTE_DTYPES[x.dtype])
-
-    def _positions(
-        self, name: str, x: Array, ids: ArrayLike | None, offset: int | ArrayLike, layout: str
-    ) -> Float64:
-        """Return the checked positions of an array's tokens: given ids, or offset + 0, 1, 2, …."""
         x = check_array(name, x, layout)
-        if ids is not None:
-            if type(offset) is not int or offset != 0:
-                rule = "be left out where `position_ids` are given"
-                raise ArgumentError("offset", offset, rule)
-            return self._checked_positions("position_ids", ids, layout)
-        if layout == "thd" or not self._takes_offset:
-            self._spec.check_length()
-            refuse_missing_ids(self.axes, layout)
-        return positions_from_offset(name, offset, x, layout, self._sequences, self._table_width)
+        if ids is None:
+            if layout == "thd" or not self._takes_offset:
+                self._spec.check_length()
+                refuse_missing_ids(self.axes, layout)
+            rows = self._sequences
+            positions = positions_from_offset(name, offset, x, layout, rows, self._table_width)
+        elif type(offset) is int and offset == 0:
+            positions = self._checked_positions("position_ids", ids, layout)
+        else:
+            raise ArgumentError("offset", offset, "be left out where `position_ids` are given")
+        table_of = partial(self._cos_sin_of_rows().table, positions, operation)
+        return RotaryPlan(table_of, self._heads, layout, operation, COMPUTE_DTYPES[x.dtype])
 
     def _cos_sin_of_rows(self) -> CosSin:
         """Return cos and sin by batch row, if sequences have lengths of their own."""

@@ -52,13 +52,14 @@ class RotaryPlan:
     """
 
     __slots__ = (
+        "_compute_dtype",
+        "_cos_sin",
         "_heads",
         "_launches",
         "_layout",
         "_operation",
         "_rotation",
         "_table_of",
-        "_tables",
     )
 
     def __init__(
@@ -73,8 +74,8 @@ class RotaryPlan:
         self._heads = heads
         self._layout = layout
         self._operation = operation
-        # The table of the other compute dtype follows when it is first needed.
-        self._tables = {compute_dtype: table_of(compute_dtype)}
+        self._compute_dtype = compute_dtype
+        self._cos_sin = table_of(compute_dtype)
         self._launches: dict[np.dtype[Any], tuple[Launch, Array]] = {}
         self._rotation: Rotation | None = None  # made when it is first needed
 
@@ -318,12 +319,9 @@ class RotaryPlan:
         return self._rotation
 
     def _table(self, compute_dtype: str) -> Array:
-        """Return cos and sin in a compute dtype, which are computed on first use."""
-        table = self._tables.get(compute_dtype)
-        if table is None:
-            table = self._table_of(compute_dtype)
-            self._tables[compute_dtype] = table
-        return table
+        """Return cos and sin in a compute dtype."""
+        is_ready = compute_dtype == self._compute_dtype
+        return self._cos_sin if is_ready else self._table_of(compute_dtype)
 
     def _launch(self, dtype: np.dtype[Any]) -> tuple[Launch, Array]:
         """Return the launch of a dtype and its cos and sin, and keep them."""
@@ -337,7 +335,7 @@ class RotaryPlan:
 
         xs, outs: arrays by argument name.
         """
-        check_inputs(xs, self._layout, self._heads.head_dim, next(iter(self._tables.values())))
+        check_inputs(xs, self._layout, self._heads.head_dim, self._cos_sin)
         results = results_for(xs, outs)
 
         def rotate(copies: list[Array]) -> bool:
@@ -348,10 +346,9 @@ class RotaryPlan:
         return results
 
     def __repr__(self) -> str:
-        table = next(iter(self._tables.values()))
-        _, batch, seq, _, pairs = table.shape
+        _, batch, seq, _, pairs = self._cos_sin.shape
         return (
-            f"RotaryPlan(batch={batch}, seq={'any' if serves_any_tokens(table) else seq}, "
+            f"RotaryPlan(batch={batch}, seq={'any' if serves_any_tokens(self._cos_sin) else seq}, "
             f"layout={self._layout!r}, {self._operation}, head_dim={self._heads.head_dim}, "
             f"rotary_dim={2 * pairs}, interleaved={self._heads.interleaved})"
         )

@@ -68,10 +68,10 @@ def test_large_caches_are_not_taken_for_overlapping_ones(shape, order):
 
 def test_caches_are_immutable():
     cache = KVCache(*np.zeros((2, 2, 3, 4, 8), np.float32))
-    for name in ("key", "value_scale", "pages", "head_dim", "value_dim", "unknown"):
-        with pytest.raises(AttributeError, match=f"`{name}` of a KVCache cannot be set"):
+    for name in ("key", "value_scale", "pages", "head_dim", "value_dim"):
+        with pytest.raises(AttributeError, match=f"cannot assign to field '{name}'"):
             setattr(cache, name, 1)
-        with pytest.raises(AttributeError, match=f"`{name}` of a KVCache cannot be deleted"):
+        with pytest.raises(AttributeError, match=f"cannot delete field '{name}'"):
             delattr(cache, name)
 
 
@@ -79,7 +79,7 @@ def test_caches_are_immutable():
     "again", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
 )
 def test_caches_are_neither_copied_nor_pickled(again):
-    with pytest.raises(AttributeError, match="of a KVCache cannot be set; make another KVCache"):
+    with pytest.raises(TypeError, match="neither copied nor pickled"):
         again(KVCache(*np.zeros((2, 2, 3, 4, 8), np.float32)))
 
 

@@ -323,7 +323,7 @@ WIDER = RotaryEmbedding(18)
 
 
 @refusals_of(
-    ("cache", lambda s: s.plan.rotate_cached(s.of_int8(), s.slots), TypeError, ".*a second time"),
+    ("cache", lambda s: s.plan.rotate_cached(s.of_int8(), s.slots), TypeError, ".*in floats"),
     ("slot_mapping", lambda s: s.plan.rotate_cached(s.cache, batch()), TypeError, ".*cached keys"),
     ("cache", lambda s: s.plan.rotate_cached(s.key, s.slots), TypeError),
     ("slot_mapping", lambda s: s.plan.rotate_cached(s.cache, [0, 1, 2, 3, 12]), ValueError),

@@ -217,7 +217,5 @@ def test_a_group_of_4_bits_that_no_scale_fits_reads_as_nan(bad):
 def test_a_cache_with_transformed_keys_is_not_rotated():
     cache = rope_cpu.KVCache.zeros(2, 4, 1, 64, dtype="float32", value_dtype="int4", hadamard=True)
     plan = rope_cpu.RotaryEmbedding(64).shift_plan(3, layout="thd")
-    with pytest.raises(
-        ValueError, match=r"`cache` stores keys times the Hadamard matrix; .*append"
-    ):
+    with pytest.raises(TypeError, match=r"`cache` is of the kind float32-int4-hadamard; .*append"):
         plan.rotate_cached(cache, [0])
