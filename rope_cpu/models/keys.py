@@ -2,13 +2,13 @@
 
 The vocabulary, keys.json, has lists of keys, and patterns of names:
 
-- `strings`, `lists`, `objects`: keys that parsing descends into or looks up in a table;
+- `types`: keys that parsing descends into or looks up in a table, by the type of their values;
 - `models`: keys of which every language model's config has one;
 - `parts`: those of the language model in a multimodal config, in the order of trial;
 - `nullable`: keys for which null is a value of its own and not the model type's default;
-- `read`: keys that are read for every model type; `widths_of_slices`: those of rows with a default,
-  and of unknown types;
-- `widths`, `other_widths`: keys whose names elsewhere must not be passed over for a default;
+- `read`: keys that are read for every model type;
+- `other_widths`: names that model types have for a width, each with the standard key; under another
+  type's name alone it must not be passed over for a default;
 - `asks`: keys and values that ask for a rotation, in types that are usually not rotated;
 - `rotation`, `asking`: keys of rotations, and flags of which true is neutral and not false.
 """
@@ -16,49 +16,47 @@ The vocabulary, keys.json, has lists of keys, and patterns of names:
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
-from functools import cache, lru_cache
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from rope_cpu.arguments import limits
+from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.frequencies.scaling import without_nulls
-from rope_cpu.models.model_types import UNKNOWN, Config, ModelFacts, data, table_rows
+from rope_cpu.models.model_types import UNKNOWN, Config, ModelFacts, data
 
 KEYS: Config = data("keys.json")
 SECTIONS: list[str] = KEYS["sections"]
 
-_REQUIRED_TYPES: dict[str, tuple[Any, str]] = {
-    **dict.fromkeys(KEYS["strings"], (str, "a string")),
-    **dict.fromkeys(KEYS["lists"], (list | tuple, "a list")),
-    **dict.fromkeys(KEYS["objects"], (Mapping, "an object")),
-}
+_TYPES: Config = {"a string": str, "a list": list | tuple, "an object": Mapping}
 _ROTATION = re.compile(KEYS["rotation"])
 _ASKS = re.compile(KEYS["asking"])
-_WIDTH_KEY = "hidden_size"
+
+
+def plain(config: Config) -> dict[str, Any]:
+    """Return a config with numbers of Python for those of NumPy; raise TypeError for an array."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, np.ndarray):
+            raise ArgumentTypeError(cut(str(key)), value, "be a JSON value, no array")
+        number = value.item() if isinstance(value, np.generic) else value
+        found[key] = plain(value) if isinstance(value, Mapping) else number
+    return found
 
 
 def check_containers(config: Config) -> None:
-    """Raise for a container of the wrong type, or a NumPy array."""
-    for key, (required, name) in _REQUIRED_TYPES.items():
-        value = config.get(key)
-        if value is not None and not isinstance(value, required):
-            raise ArgumentTypeError(key, value, f"be {name}")
-    for key, value in config.items():
-        inner_values = value.values() if isinstance(value, Mapping) else ()
-        if any(isinstance(entry, np.ndarray) for entry in (value, *inner_values)):
-            raise ArgumentTypeError(cut(str(key)), value, "be a JSON value, no array")
+    """Raise for a container of the wrong type."""
+    for name, keys in KEYS["types"].items():
+        for key in keys:
+            if not isinstance(config.get(key), _TYPES[name] | None):
+                raise ArgumentTypeError(key, config[key], f"be {name}")
     layer_types = config.get("layer_types") or ()
-    if len(layer_types) > limits.LAYERS:
-        raise ArgumentError("layer_types", layer_types, f"have at most {limits.LAYERS} entries")
-    for layer, layer_type in enumerate(layer_types):
-        if not isinstance(layer_type, str):
-            raise TypeError(
-                f"`layer_types` holds {shown(layer_type)} for layer {layer}; it must be a string"
-            )
+    scalars.check_length("layer_types", layer_types, limits.LAYERS)
+    if not all(isinstance(layer_type, str) for layer_type in layer_types):
+        raise ArgumentTypeError("layer_types", layer_types, "hold strings")
 
 
 def own_section(config: Config) -> tuple[str, Config]:
@@ -97,20 +95,18 @@ def refuse_unread_part(raw: Config, names: Mapping[str, str]) -> None:
     names: standard names of keys, with the model type's own. The hidden size of a language model
     may stand outside its object as well, for the sake of other parts.
     """
-    width_keys = {_WIDTH_KEY, names.get(_WIDTH_KEY, _WIDTH_KEY)}
+    width_keys = {"hidden_size", names.get("hidden_size")}
     model_keys = {*KEYS["models"], *names.values()} - width_keys
     if model_keys & raw.keys():
         return
     known_keys = model_keys if width_keys & raw.keys() else model_keys | width_keys
     read = {own.partition(".")[0] for own in names.values()}
     parts = [(path, part) for path, part in objects(raw) if path not in read]
-    unread = {path: found for path, part in parts if (found := known_keys & part.keys())}
-    others = [path for path in unread if re.search(KEYS["other_parts"], str(path))]
-    path = min(unread, key=lambda path: (path in others, -len(unread[path])), default=None)
-    if path is not None:
+    unread = [path for path, part in parts if known_keys & part.keys()]
+    if unread:
         raise ValueError(
-            f"`config` has `{min(unread[path])}` under {shown(path)} alone, which is not read; "
-            "pass that object, with the `model_type` of the language model"
+            f"`config` has keys of a language model under {shown(unread)} alone, where nothing "
+            "reads them; pass the object of the language model, with its `model_type`"
         )
 
 
@@ -126,19 +122,17 @@ def objects(raw: Config) -> Iterator[tuple[str, Config]]:
 
 def refuse_unread(text: Config, facts: ModelFacts) -> None:
     """Raise for a key of a rotation in a language model's config that its row does not read."""
-    is_known = facts is not UNKNOWN
-    slices = () if is_known else KEYS["widths_of_slices"]
-    known = {*KEYS["read"], *slices, *facts.read_keys}
-    key = _unread_key(text, known, {**facts.defaults, **facts.mrope})
-    if key is not None:
-        model_type = shown(text.get("model_type"))
-        rule = f"be left out if the code of `model_type` {model_type} ignores it"
-        if not is_known:
-            rule = f"be left out, as `model_type` {model_type} is not known, nor what it means"
-        remedy = "nothing reads it here, so build a RotaryEmbedding from numbers otherwise"
-        raise ArgumentError(cut(key), text[key], rule, remedy)
-    if is_known:
-        _refuse_other_widths(text, facts)
+    rule = f"be left out if the code of `model_type` {shown(text.get('model_type'))} ignores it"
+    remedy = "nothing reads it here, so build a RotaryEmbedding from numbers otherwise"
+    known = {*KEYS["read"], *facts.read_keys}
+    _refuse_unread(text, known, (facts.defaults, facts.mrope), rule, remedy)
+    if facts is UNKNOWN:
+        return
+    for name, key in KEYS["other_widths"].items():
+        own = facts.names.get(key) or key
+        if text.get(name) is not None and not {own, key} & text.keys():
+            rule = f"be called `{own}`, as its `model_type` has it"
+            raise ArgumentError(name, text[name], rule)
 
 
 def check_part(whole: Config, part_key: str, ignored: Collection[str] = ()) -> None:
@@ -148,23 +142,23 @@ def check_part(whole: Config, part_key: str, ignored: Collection[str] = ()) -> N
     a key of that object is no harm, nor one that the type of the whole ignores.
     """
     part = whole[part_key]
-    key = _unread_key(whole, ignored, part, *(section for _, section in objects(part)))
-    if key is not None:
-        rule = f"be in `{part_key}`, which is read without it, or be left out"
-        raise ArgumentError(cut(key), whole[key], rule)
+    copies = (part, *(section for _, section in objects(part)))
+    rule = f"be in `{part_key}`, which is read without it, or be left out"
+    _refuse_unread(whole, ignored, copies, rule)
     check_containers(part)
 
 
-def _unread_key(config: Config, known: Collection[str], *copies: Config) -> str | None:
-    """Return the first key of a rotation that nothing reads, None if there is none.
+def _refuse_unread(
+    config: Config, known: Collection[str], copies: Sequence[Config], rule: str, remedy: str = ""
+) -> None:
+    """Raise for a key of a rotation that nothing reads.
 
     copies: where the same value makes a key superfluous.
     """
     for key, value in config.items():
         is_read = key in known or any(copy.get(key) == value for copy in copies)
         if is_rotation_key(key) and not is_read and not is_neutral(key, value):
-            return key
-    return None
+            raise ArgumentError(cut(key), value, rule, remedy)
 
 
 @lru_cache
@@ -180,22 +174,3 @@ def is_neutral(key: str, value: Any) -> bool:
     if isinstance(value, int | float):
         return value == 1
     return value in (None, "default", "rope", "rotary", "") or value in ({}, [], ())
-
-
-@cache
-def _width_names() -> dict[str, str]:
-    """Return the standard key of each name that a row of the model table has for a width."""
-    names = dict(KEYS["other_widths"])
-    for row in table_rows().values():
-        own = row.get("names", {})
-        names |= {own[key]: key for key in KEYS["widths"] if own.get(key)}
-    return {name: key for name, key in names.items() if name not in KEYS["widths_of_slices"]}
-
-
-def _refuse_other_widths(text: Config, facts: ModelFacts) -> None:
-    """Raise for a width under a name of other model types alone."""
-    for name, key in _width_names().items():
-        own = facts.names.get(key) or key
-        if text.get(name) is not None and not {own, key} & text.keys():
-            rule = f"be called `{own}`, as its `model_type` has it"
-            raise ArgumentError(name, text[name], rule)

@@ -125,7 +125,7 @@ class ModelFacts:
 
 
 # The row of model types that the table lacks.
-UNKNOWN = ModelFacts()
+UNKNOWN = ModelFacts(reads=(*ModelFacts.reads, "qk_rope_head_dim"))
 
 
 def value_at(config: Mapping[str, Any], path: str) -> Any:

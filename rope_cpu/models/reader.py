@@ -14,7 +14,7 @@ from rope_cpu.arguments import limits
 from rope_cpu.arguments.texts import shown
 from rope_cpu.models import text, vision
 from rope_cpu.models.gguf_header import is_gguf
-from rope_cpu.models.keys import check_containers
+from rope_cpu.models.keys import check_containers, plain
 from rope_cpu.models.model import Model
 from rope_cpu.models.model_types import data, value_at
 
@@ -67,8 +67,9 @@ def read(config: str | PathLike[str] | Mapping[str, Any] | Model) -> Model:
     else:
         raise TypeError(f"`config` is a {type(config).__name__}; it must be a path or a dict")
     _refuse_foreign_object(raw, path)
-    check_containers(raw)
     try:
+        raw = plain(raw)
+        check_containers(raw)
         return vision.parse(raw) or text.parse(raw)
     except RecursionError:
         raise ValueError("`config` holds configs inside configs, too deep to follow") from None

@@ -135,7 +135,7 @@ REFUSED = [
     (LLAMA | {"num_hidden_layers": 10**400}, "`num_hidden_layers` is an integer of 1329 bits"),
     (LLAMA | {"layer_types": ["x"] * 10**6}, "it must have at most 65536 entries"),
     (LLAMA | {"no_rope_layers": [1] * 10**6}, "it must have at most 65536 entries"),
-    (LLAMA | {"layer_types": ["full_attention", ["x"]]}, "`layer_types` holds ['x'] for layer 1"),
+    (LLAMA | {"layer_types": ["full_attention", ["x"]]}, "; it must hold strings"),
     (LLAMA | {"model_type": "x" * 10**7}, "`model_type` is 'xxx"),
     (LLAMA | {"model_type": nested(10**5)}, "`model_type` is [[[["),
     (LLAMA | {"rope_parameters": LONG_SECTION}, "`layer_type` is None; it must be one of 'xxx"),

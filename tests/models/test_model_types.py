@@ -96,7 +96,7 @@ def test_a_language_model_under_a_key_that_is_not_read_is_refused(model_type) ->
         ({"other_config": {"lm_config": part}}, "other_config.lm_config"),
         ({"vision_config": vision, "lm_config": {"rope_scaling": None}}, "lm_config"),
     ):
-        with pytest.raises(ValueError, match=f"under '{re.escape(path)}' alone"):
+        with pytest.raises(ValueError, match=f"under .*'{re.escape(path)}'.* alone"):
             reader.read({"model_type": model_type, **config})
 
 

@@ -45,6 +45,22 @@ def test_frequencies_are_those_of_the_models_code(name: str) -> None:
             check(spec.at_length([10**6]), entry["long"])
 
 
+def with_numpy(value: Any) -> Any:
+    """Return a value with scalars of NumPy for numbers."""
+    if isinstance(value, dict):
+        return {key: with_numpy(entry) for key, entry in value.items()}
+    return np.array(value)[()] if isinstance(value, int | float) else value
+
+
+def test_numbers_of_numpy_are_those_of_python() -> None:
+    for name in READ:
+        config = FACTS[name]["config"]
+        numbers, numpy = reader.read(config), reader.read(with_numpy(config))
+        assert numpy.values == numbers.values
+        assert numpy.attention == numbers.attention, name
+        assert numpy.layers == numbers.layers
+
+
 @pytest.mark.parametrize("name", [name for name, entry in FACTS.items() if "refused" in entry])
 def test_refused_with_a_reason(name: str) -> None:
     with pytest.raises(ValueError, match=f"^{REFUSED[name]}"):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from text_configs import LLAMA, read
 
-from rope_cpu.models.keys import is_rotation_key
+from rope_cpu.models.keys import KEYS, is_rotation_key
 from rope_cpu.models.model_types import model_facts, table_rows
 
 MYSTERY = {**LLAMA, "model_type": "mystery", "rope_theta": 777.0}
@@ -52,7 +52,7 @@ UNKNOWN: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("key", "value"), UNKNOWN, ids=lambda value: str(value)[:30])
 def test_an_unknown_model_type_is_not_answered_as_if_a_key_were_not_there(key, value):
     assert read(MYSTERY, interleaved=False).rope_type == "default"
-    with pytest.raises(ValueError, match=f"`{key}` is .*`model_type` 'mystery' is not known"):
+    with pytest.raises(ValueError, match=f"`{key}` is .*`model_type` 'mystery' ignores it"):
         read({**MYSTERY, key: value}, interleaved=False)
 
 
@@ -100,6 +100,15 @@ def test_a_known_model_type_does_not_pass_over_a_key(keys, key, value):
 def test_another_vocabulary_does_not_give_the_defaults(keys):
     with pytest.raises(ValueError, match=r"it must be called `.*`, as its `model_type` has it"):
         read(keys)
+
+
+def test_every_name_of_a_width_is_known() -> None:
+    standard = ("hidden_size", "num_attention_heads", "head_dim")
+    own = [row.get("names", {}) for row in table_rows().values()]
+    found = {names[key]: key for names in own for key in standard if names.get(key)}
+    del found["qk_rope_head_dim"]  # of the slice that latent attention rotates
+    assert len(found) > 8
+    assert found.items() <= KEYS["other_widths"].items()
 
 
 NEUTRAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
