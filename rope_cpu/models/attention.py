@@ -1,27 +1,31 @@
 """The attention of a model besides its rotation, from its model type and its config.
 
-The facts of model types, attention.json, are compared with classes in
-tests/peers/test_attention_facts.py. The vocabulary of keys, attention_keys.json, has patterns of
-names, and keys:
+attention.json has under `types` the facts of model types, fields of `Layer`, which are compared
+with classes in tests/peers/test_attention_facts.py. Besides fields, a row may have
+
+- `if`: a fact's condition: a key, its default, and the value with which the fact holds;
+- `other_keys`: keys that make a difference, as those of all types under the same name do;
+- `query_scale_key`: the key under `query_scale` that is on by default.
+
+The vocabulary of keys, attention_keys.json, has patterns of names, and keys:
 
 - `names`, `others`: words of attention, and of other parts whose keys have these words, too;
+- `inert`: keys that no result depends on;
 - `states`: keys that repeat a fact of `Layer`, which makes the same value neutral;
-- `asks`: flags of which false is neutral, whatever the fact;
 - `latent`: numbers of latent attention, which are read with it;
 - `units`: factors, of which 1 is neutral; of other numbers 0 and -1 are;
-- `read`, `inert`: keys that are read for every model type, and those that no result depends on;
-- `of_types`: keys of single model types, each with the value of their class, or "*" for any.
+- `read`: keys that are read for every model type;
+- `neutral`: values of keys that are neutral in some model types, "*" for any value or type.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from functools import lru_cache
+from itertools import chain
 from typing import Any
-
-import numpy as np
 
 from rope_cpu.arguments import scalars
 from rope_cpu.arguments.texts import cut, shown
@@ -31,7 +35,6 @@ from rope_cpu.models.model_types import Config, ModelFacts, data, model_facts, v
 
 _EMPTY: Config = {}
 
-# From a property of an attention class to its model types.
 FACTS: Config = data("attention.json")
 KEYS: Config = data("attention_keys.json")
 
@@ -48,41 +51,6 @@ _LATENT = re.compile(KEYS["latent"])
 _STATES = [(re.compile(pattern), fact) for pattern, fact in KEYS["states"].items()]
 
 
-@dataclass(frozen=True)
-class _Model:
-    """What decides the attention of a model.
-
-    types: its model type, the one it inherits facts from, and that of a multimodal file around it.
-    values: its config under standard names.
-    """
-
-    types: Set[str | None]
-    values: Config
-
-    def has(self, fact: str) -> bool:
-        """Return True if the table lists one of the model types for a fact."""
-        return not self.types.isdisjoint(FACTS[fact])
-
-    def of_type(self, fact: str, default: Any = None) -> Any:
-        """Return the value that the table has for one of the model types."""
-        return next((FACTS[fact][name] for name in self.types if name in FACTS[fact]), default)
-
-    @cached_property
-    def rows(self) -> list[ModelFacts]:
-        """The rows of the model types that are known."""
-        return [*filter(None, (model_facts(str(name)) for name in self.types))]
-
-    def number(self, key: str) -> float | None:
-        """Return the number of a key, None for a missing key."""
-        value = self.values.get(key)
-        return None if value is None else scalars.real_number(key, value, zero=True)
-
-    def integer(self, key: str) -> int | None:
-        """Return the whole number of a key, None for a missing key."""
-        value = self.values.get(key)
-        return None if value is None else scalars.whole_number(key, value, 0)
-
-
 def attention_of(
     model_types: Set[str | None],
     values: Config,
@@ -93,147 +61,76 @@ def attention_of(
     """Return the facts that the layers of a language model share.
 
     model_types: its model type, and the one it inherits facts from. values: its config under
-    standard names. source: the whole file, perhaps of a multimodal model, with a type of its own.
-    beside: the keys of that file which are not those of the language model. model_type: that of
-    the layers.
+    standard names. source: the whole file. beside: the same, if the language model is a part of it
+    with a type of its own. model_type: that of the layers.
     """
-    # A file with these heads is the language model's own.
-    whole = set() if "num_attention_heads" in source else {source.get("model_type")}
-    model = _Model({*model_types, *whole}, values)
-    tokens = _bidirectional_tokens(model)
+    # A whole file with these heads is the language model's own, whatever type it names.
+    is_own = not beside and "num_attention_heads" in source
+    types = {*model_types, None if is_own else source.get("model_type")}
     latent_keys = {"qk_rope_head_dim", "kv_lora_rank"}
-    facts: dict[str, Any] = {
-        "model_type": model_type,
-        "causal": tokens is not None or _is_causal(model),
+    row = _row(types, values)
+    other_keys = FACTS["other_keys"] | row.pop("other_keys", {})
+    by_key = (text for key, text in other_keys.items() if value_at(values, key))
+    is_bidirectional = values.get("use_bidirectional_attention") in (True, "all")
+    is_causal = row.get("causal", True) and values.get("is_causal") is not False
+    epsilon = _number(values, *FACTS["norm_epsilon_keys"])
+    facts = {
         "latent": bool(values.get("use_mla", True)) and not latent_keys.isdisjoint(values),
-        "has_sinks": model.has("sinks"),
-        "qk_norm": _qk_norm(model),
-        "norm_offset": float(model.has("qk_norm_offset")),
-        "norm_weighted": not model.has("qk_norm_unweighted"),
-        "norm_epsilon": _norm_epsilon(model),
-        "norm_other": model.of_type("qk_norm_other"),
-        "v_norm": model.has("v_norm"),
-        "chunk": model.integer("attention_chunk_size"),
+        "chunk": _integer(values, "attention_chunk_size"),
         "window": window(values),
-        "window_in_all_layers": model.has("window_in_all_layers"),
-        "softcap": model.number("attn_logit_softcapping"),
-        "scale": _scale(model),
-        "query_weights": model.of_type("query_weights"),
-        "query_scale": _query_scale(model),
-        "unrotated_query_scale": _unrotated_query_scale(model),
-        "bidirectional_tokens": tokens,
-        "shared_layers": model.integer("num_kv_shared_layers") or 0,
-        "own_cache": model.of_type("own_cache"),
+        "softcap": _number(values, "attn_logit_softcapping"),
+        "scale": _scale(values),
+        "query_scale": _query_scale(values, row.pop("query_scale_key", None)),
+        "shared_layers": _integer(values, "num_kv_shared_layers") or 0,
+        **row,
+        "model_type": model_type,
+        "causal": "bidirectional_tokens" in row or (is_causal and not is_bidirectional),
+        "norm_epsilon": row.get("norm_epsilon") if epsilon is None else epsilon,
     }
-    other = _other_class(values, source) or _other(model) or _unread(model, beside, facts)
-    return Layer(**facts, other=other)
+    layer = Layer(**facts)
+    other = _other_class(values, source) or layer.other or next(by_key, None)
+    return replace(layer, other=other or _unread(types, values, beside, layer))
 
 
-def _unread(model: _Model, beside: Config, facts: Config) -> str | None:
-    """Return a text on a key of attention, in the config or beside it, that nothing reads.
-
-    None for an unknown model type, of which every part is to be stated.
-    """
-    if not model.rows:
-        return None
-    is_bidirectional = not facts["causal"] or facts["bidirectional_tokens"] is not None
-    states = {**facts, "bidirectional": is_bidirectional}
-    read = _read_keys(model, facts)
-    if not _has_windows(model):
-        states["window"] = None
-        read -= {"sliding_window"}
-    others = {key: value for key, value in beside.items() if model.values.get(key) != value}
-    text = _unread_key(model.values, model.types, states, read)
-    return text or _unread_key(others, model.types, states)
+def _row(model_types: Set[str | None], values: Config) -> dict[str, Any]:
+    """Return the facts of model types, without those whose condition the config does not meet."""
+    row: dict[str, Any] = {}
+    for name in model_types:
+        row |= FACTS["types"].get(name, {})
+    for fact, (key, default, wanted) in row.pop("if", {}).items():
+        value = values.get(key, default)
+        if wanted != (bool(value) if isinstance(wanted, bool) else value):
+            del row[fact]
+    return row
 
 
-def _read_keys(model: _Model, facts: Config) -> set[str]:
-    """Return the keys that facts, rows and layer types of some model types come from."""
-    keys: set[Any] = {*KEYS["read"], *FACTS["other_keys"], *rule_keys(model.types)}
-    for row in model.rows:
-        keys |= row.read_keys
-    if facts["unrotated_query_scale"] is None:
-        scales = FACTS["query_scale"].items()
-        keys |= {key for key, formula in scales if formula == facts["query_scale"]}
-    if facts["scale"] == _scale_of_scalar(model):
-        keys.add("query_pre_attn_scalar")
-    return {part for key in keys for part in key.split(".")}
+def _number(values: Config, *keys: str) -> float | None:
+    """Return the number of the first key that is present, None without one."""
+    key = next((key for key in keys if values.get(key) is not None), None)
+    return None if key is None else scalars.real_number(key, values[key], zero=True)
 
 
-def _has_windows(model: _Model) -> bool:
-    """Return True if a model's code reads a window, or the config may have layers with one."""
-    is_own = any("sliding_window" in {*row.defaults, *row.names} for row in model.rows)
-    types = model.values.get("layer_types", WINDOW_LAYERS)
-    return is_own or model.has("window_in_all_layers") or not {*types}.isdisjoint(WINDOW_LAYERS)
+def _integer(values: Config, key: str) -> int | None:
+    """Return the whole number of a key, None for a missing key."""
+    value = values.get(key)
+    return None if value is None else scalars.whole_number(key, value, 0)
 
 
-def _unread_key(
-    values: Config, model_types: Set[str | None], facts: Config, read: Set[str] = frozenset()
-) -> str | None:
-    """Return a text on the first key of attention that nothing reads, None if there is none.
-
-    facts: those of `Layer` by name, and `bidirectional`. read: keys that facts come from.
-    """
-    known = {*KEYS["inert"], *read}
-    for key, value in values.items():
-        is_number = key in known and not isinstance(value, Mapping)
-        if is_number or not _is_attention_key(key) or _is_neutral(key, value, model_types, facts):
-            continue
-        remedy = "leave it out if the model's code ignores it"
-        text: str | None = f"nothing reads its `{cut(key)}`, {shown(value)} ({remedy})"
-        if key in known:
-            text = _unread_key(value, model_types, facts, read)
-        if text is not None:
-            return text
-    return None
+def _scale(values: Config) -> float | None:
+    """Return the factor on the scores that a config has, None for head_dim^-½."""
+    scale = _number(values, "attention_multiplier")
+    return _scale_of_scalar(values) if scale is None else scale
 
 
-@lru_cache
-def _is_attention_key(key: Any) -> bool:
-    """Return True for a key whose name belongs to attention."""
-    return isinstance(key, str) and bool(_NAMES.search(key)) and not _OTHERS.search(key)
-
-
-def _is_neutral(key: str, value: Any, model_types: Set[str | None], facts: Config) -> bool:
-    """Return True for a value that leaves the attention as it is without the key."""
-    of_types = KEYS["of_types"].get(key, {})
-    if any(of_types[name] in ("*", value) for name in model_types if name in of_types):
-        return True
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value in (None, "", "none", "default") or value in ([], {}, ()):
-        return True
-    if value is False and key in KEYS["asks"]:
-        return True
-    if facts["latent"] and _LATENT.search(key):
-        return True
-    fact = next((facts[name] for pattern, name in _STATES if pattern.search(key)), None)
-    if not isinstance(value, int | float):
-        return bool(value == "causal" and facts["causal"])
-    if isinstance(value, bool) or (isinstance(fact, bool) and value in (0, 1)):
-        return bool(value) is bool(fact)
-    return value in (fact, -1, 1 if _UNITS.search(key) else 0)
-
-
-def _scale(model: _Model) -> float | None:
-    """Return the factor on the scores, None for head_dim^-½."""
-    scale = model.number("attention_multiplier")
-    if scale is None:
-        scale = _scale_of_scalar(model)
-    from_table: float | None = model.of_type("scale", scale)
-    return from_table
-
-
-def _scale_of_scalar(model: _Model) -> float | None:
+def _scale_of_scalar(values: Config) -> float | None:
     """Return the factor on the scores that the scalar of a config stands for."""
-    query_scalar = model.number("query_pre_attn_scalar")
+    query_scalar = _number(values, "query_pre_attn_scalar")
     return query_scalar**-0.5 if query_scalar else None
 
 
-def _query_scale(model: _Model) -> str | None:
+def _query_scale(values: Config, own_key: str | None) -> str | None:
     """Return the formula of a scale of queries by their position, None without one."""
-    parts = (model.values, *(part for _, part in objects(model.values)))
-    own_key = model.of_type("query_scale_key")
+    parts = (values, *(part for _, part in objects(values)))
     for key, formula in FACTS["query_scale"].items():
         found = [part[key] for part in parts if key in part]
         if any(found) or (not found and key == own_key):
@@ -241,17 +138,72 @@ def _query_scale(model: _Model) -> str | None:
     return None
 
 
-def _unrotated_query_scale(model: _Model) -> str | None:
-    """Return the same for layers without rotation; for some types a key can switch it off."""
-    key, formula = model.of_type("unrotated_query_scale", ("", None))
-    return formula if model.values.get(key, True) else None
+def _unread(types: Set[str | None], values: Config, beside: Config, layer: Layer) -> str | None:
+    """Return a text on a key of attention, in the config or beside it, that nothing reads.
+
+    None for an unknown model type, of which every part is to be stated.
+    """
+    rows = [*filter(None, (model_facts(str(name)) for name in types))]
+    if not rows:
+        return None
+    read = _read_keys(types, rows, values, layer)
+    is_scaled_by_log = layer.query_scale == FACTS["query_scale"]["use_logn_attn"]
+    states = {
+        **vars(layer),
+        "window": layer.window if "sliding_window" in read else None,
+        "bidirectional": not layer.causal or layer.bidirectional_tokens is not None,
+        "scaled_by_log": is_scaled_by_log and layer.unrotated_query_scale is None,
+    }
+    inner = [values.get(key) for key in read if _is_attention_key(key)]
+    parts = [values, *(part for part in inner if isinstance(part, Mapping))]
+    found = [pair for part in parts for pair in part.items() if pair[0] not in read]
+    found += [pair for pair in beside.items() if values.get(pair[0]) != pair[1]]
+    for key, value in found:
+        if _is_attention_key(key) and not _is_neutral(key, value, types, states):
+            remedy = "leave it out if the model's code ignores it"
+            return f"nothing reads its `{cut(key)}`, {shown(value)} ({remedy})"
+    return None
 
 
-def _bidirectional_tokens(model: _Model) -> str | None:
-    """Return the tokens among which attention is bidirectional, None in other models."""
-    key, value, default = model.of_type("bidirectional_tokens_if", ("", None, None))
-    tokens: str | None = model.of_type("bidirectional_tokens")
-    return tokens if model.values.get(key, default) == value else None
+def _read_keys(
+    types: Set[str | None], rows: Sequence[ModelFacts], values: Config, layer: Layer
+) -> set[str]:
+    """Return the keys that the facts and the layer types of some model types come from."""
+    keys = {*KEYS["read"], *rule_keys(types), *chain(*(row.read_keys for row in rows))}
+    if layer.scale == _scale_of_scalar(values):
+        keys.add("query_pre_attn_scalar")
+    is_own = any("sliding_window" in {*row.defaults, *row.names} for row in rows)
+    layer_types = values.get("layer_types", WINDOW_LAYERS)
+    if is_own or layer.window_in_all_layers or not {*layer_types}.isdisjoint(WINDOW_LAYERS):
+        keys.add("sliding_window")
+    return {part for key in keys for part in key.split(".")}
+
+
+@lru_cache
+def _is_attention_key(key: Any) -> bool:
+    """Return True for a key whose name belongs to attention."""
+    is_inert = not isinstance(key, str) or key in KEYS["inert"]
+    return not is_inert and bool(_NAMES.search(key)) and not _OTHERS.search(key)
+
+
+def _is_neutral(key: str, value: Any, types: Set[str | None], states: Config) -> bool:
+    """Return True for a value that leaves the attention as it is without the key.
+
+    states: the facts of the layers by name.
+    """
+    neutral = KEYS["neutral"].get(key, {})
+    if any(neutral[name] in ("*", value) for name in (*types, "*") if name in neutral):
+        return True
+    if value in (None, "", "none", "default", [], {}, ()):
+        return True
+    if states["latent"] and _LATENT.search(key):
+        return True
+    fact = next((states[name] for pattern, name in _STATES if pattern.search(key)), None)
+    if not isinstance(value, int | float):
+        return bool(value == "causal" and states["causal"])
+    if isinstance(value, bool) or (isinstance(fact, bool) and value in (0, 1)):
+        return bool(value) is bool(fact)
+    return value in (fact, -1, 1 if _UNITS.search(key) else 0)
 
 
 def _other_class(values: Config, source: Config) -> str | None:
@@ -299,42 +251,3 @@ def _has_class(model_type: str, name: str) -> bool:
 def _letters(name: str) -> str:
     """Return the letters and digits of a name, in lower case."""
     return re.sub("[^a-z0-9]", "", name.lower())
-
-
-def _other(model: _Model) -> str | None:
-    """Return the further differences of a model type, or those that a key of the config makes."""
-    keys = FACTS["other_keys"] | model.of_type("other_keys_of_types", {})
-    by_key = (text for key, text in keys.items() if value_at(model.values, key))
-    other: str | None = model.of_type("other", next(by_key, None))
-    return other
-
-
-def _is_causal(model: _Model) -> bool:
-    """Return True for causal attention; for some model types a key of the config decides."""
-    # Gemma 4's value "vision" concerns tokens of images only.
-    is_bidirectional = model.values.get("use_bidirectional_attention") in (True, "all")
-    is_encoder = model.has("causal_if_decoder") and not model.values.get("is_decoder")
-    is_switched_off = is_bidirectional or model.values.get("is_causal") is False
-    return not (is_switched_off or is_encoder or model.has("bidirectional"))
-
-
-def _qk_norm(model: _Model) -> str | None:
-    """Return "before" or "after" the rotation if queries and keys are normed, else None.
-
-    For some model types a key of the config decides.
-    """
-    table = FACTS["qk_norm_key"]
-    keys = (table[name] for name in model.types if name in table)
-    if not all(model.values.get(key, default) for key, default in keys):
-        return None
-    return next((one for one in ("before", "after") if model.has(f"qk_norm_{one}_rotation")), None)
-
-
-def _norm_epsilon(model: _Model) -> float | None:
-    """Return the epsilon of RMS norms, None if neither the file nor its model type has one."""
-    for key in FACTS["norm_epsilon_keys"]:
-        if model.values.get(key) is not None:
-            return scalars.real_number(key, model.values[key], zero=True)
-    tables = FACTS["norm_epsilon"].items()
-    known = (float(epsilon) for epsilon, names in tables if not model.types.isdisjoint(names))
-    return next(known, None)

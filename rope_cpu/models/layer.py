@@ -77,8 +77,8 @@ def _power(positions: Float64) -> Float64:
 _FORMULAS: Mapping[str, _Formula] = {
     _FACTS["query_scale"]["llama_4_scaling_beta"]: _by_log_of_length,
     _FACTS["query_scale"]["use_logn_attn"]: _log_of_position,
-    _FACTS["unrotated_query_scale"]["llama4_text"][1]: _temperature,
-    _FACTS["unrotated_query_scale"]["beam"][1]: _power,
+    _FACTS["types"]["llama4_text"]["unrotated_query_scale"]: _temperature,
+    _FACTS["types"]["beam"]["unrotated_query_scale"]: _power,
 }
 
 FULL = "full_attention"

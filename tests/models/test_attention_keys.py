@@ -92,7 +92,7 @@ def is_own(config: dict[str, Any], key: str) -> bool:
     has_list = key in COUNTS and "layer_types" in parsed.source.get("text_config", parsed.source)
     of_llama4 = ("attention_chunk_size", "use_qk_norm")
     is_refused = parsed.model_type == "llama4_text" and key in of_llama4
-    return has_list or is_refused or not types.isdisjoint(KEYS["of_types"].get(key, {}))
+    return has_list or is_refused or not types.isdisjoint(KEYS["neutral"].get(key, {}))
 
 
 def changed(config: dict[str, Any], part: str | None, keys: dict[str, Any]) -> dict[str, Any]:

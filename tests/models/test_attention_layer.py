@@ -241,6 +241,7 @@ REFUSED = [
     (FALCON | {"num_kv_heads": 3}, 0, "_heads` is 3; it must divide .* heads, 4"),
     (of_type("my_own", rope_theta=1e4), 0, "attention is not known .*; give `AttentionLayer`"),
     (PALIGEMMA, 0, "among tokens of image and prompt; .*give its `text_config`"),
+    (PALIGEMMA | {"num_attention_heads": 4}, 0, "among tokens of image and prompt"),
     (of_type("llama4_text"), 0, "chunks of 8192 tokens"),
     (of_type("olmo2"), 0, "over the whole projection, which is not supported"),
     (of_type("hunyuan_v1_dense"), 0, "after the rotation .*the weights of both norms, as"),

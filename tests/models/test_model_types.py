@@ -196,6 +196,18 @@ def test_every_row_of_the_tables_can_be_made() -> None:
         assert known.part is not None or known.interleaved is not None or known.refuse, name
 
 
+def test_attention_facts_of_types_that_a_model_may_have_at_once_agree() -> None:
+    """Those of its type, of the type whose row it extends, and of the file around it."""
+    rows = data("attention.json")["types"]
+    for name in table_rows():
+        own = name
+        while (facts := model_facts(own)) is not None and facts.part is not None:
+            own = facts.part[1]
+        types = {name, own, *([facts.like] if facts and facts.like else [])}
+        pairs = [pair for kind in types for pair in rows.get(kind, {}).items()]
+        assert len({fact for fact, _ in pairs}) == len({str(pair) for pair in pairs}), name
+
+
 def test_every_file_of_facts_names_its_source_and_licence() -> None:
     lines = DATA.joinpath("SOURCES.md").read_text("utf-8").splitlines()
     rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| `")]

@@ -19,10 +19,17 @@ from rope_cpu.models.reader import read  # noqa: E402
 
 pytestmark = pytest.mark.peers
 
+TYPES = FACTS["types"]
+
 MODELS = Path(transformers.__file__).parent / "models"
 NORM = re.compile(
     r"self\.(?:q_norm|query_norm|qk_norm|q_layernorm|query_layernorm)\b\(|self\.(?:q_norm|qk_norm)\(\n",
 )
+
+
+def types_with(fact):
+    """Return the model types that have a fact."""
+    return {name for name, row in TYPES.items() if fact in row}
 
 
 def attention_classes():
@@ -63,21 +70,18 @@ def test_enough_classes_are_found():
 @pytest.mark.parametrize("model_type", sorted(CLASSES))
 def test_facts_of_attention(model_type):
     text, forward = CLASSES[model_type]
+    row = TYPES.get(model_type, {})
     norm, rotation = NORM.search(forward), re.search(r"apply_\w*rotary\w*\(", forward)
     when = None if norm is None else "before" if norm.start() < rotation.start() else "after"
-    recorded = next(
-        (w for w in ("before", "after") if model_type in FACTS[f"qk_norm_{w}_rotation"]), None
-    )
-    assert recorded == when
-    assert (model_type in FACTS["sinks"]) == bool(re.search(r"self\.\w*sinks?\b", text))
+    assert row.get("qk_norm") == when
+    assert row.get("has_sinks", False) == bool(re.search(r"self\.\w*sinks?\b", text))
     always = re.search(r"self\.is_causal = False$|self\.is_causal = False  # ", text, flags=re.M)
-    assert (model_type in FACTS["bidirectional"]) == bool(always)
-    assert (model_type in FACTS["causal_if_decoder"]) == (
-        "self.is_causal = config.is_decoder" in text
-    )
+    if_decoder = "causal" in row.get("if", {})
+    assert row.get("causal", True) == (not always and not if_decoder)
+    assert if_decoder == ("self.is_causal = config.is_decoder" in text)
     ones = re.findall(r"self\.scaling = 1\.0$|softplus\(self\.scaling\)", text, flags=re.M)
-    assert (FACTS["scale"].get(model_type) == 1.0) == bool(ones)
-    assert (model_type in FACTS["query_weights"]) == ("softplus(self.scaling)" in text)
+    assert (row.get("scale") == 1.0) == bool(ones)
+    assert ("query_weights" in row) == ("softplus(self.scaling)" in text)
 
 
 def norm_of_queries(text):
@@ -119,12 +123,13 @@ def test_form_of_the_norms(model_type):
     has_weight = "self.weight" in body and "with_scale=False" not in arguments
     is_rms = bool(re.search(r"pow\(2\)\.mean\(-1|square\(\)\.mean\(-1", body))
     other = subtracts_mean or not is_rms or (over_projection and "if" in arguments)
-    text = FACTS["qk_norm_other"].get(model_type, "")
+    row = TYPES[model_type]
+    text = row.get("norm_other", "")
     assert (text == "over the whole projection") == (over_projection and not other)
     assert bool(text) == (other or over_projection)
-    assert (model_type in FACTS["qk_norm_unweighted"]) == (not has_weight and not other)
+    assert ("norm_weighted" in row) == (not has_weight and not other)
     plus_one = re.search(r"1(?:\.0)? \+ self\.weight|self\.weight(?:\.float\(\))? \+ 1", body)
-    assert (model_type in FACTS["qk_norm_offset"]) == bool(plus_one)
+    assert ("norm_offset" in row) == bool(plus_one)
 
 
 # Their classes compute a value: one per kind of layer, or the usual scale, head_dim^-½.
@@ -158,7 +163,7 @@ def test_attention_of_a_silent_config_is_that_of_its_class(model_type):
     assert attention.window == (getattr(made, "sliding_window", None) or None)
     assert attention.chunk == getattr(made, "attention_chunk_size", None)
     assert attention.softcap == getattr(made, "attn_logit_softcapping", None)
-    assert attention.scale == FACTS["scale"].get(model_type, scale)
+    assert attention.scale == TYPES.get(model_type, {}).get("scale", scale)
     assert attention.shared_layers == getattr(made, "num_kv_shared_layers", 0)
 
 
@@ -192,13 +197,20 @@ FOLDERS = {"deepseek_ocr2_encoder": "deepseek_ocr2", "gemma4_text": "gemma4"} | 
 def test_models_with_masks_of_blocks_have_bidirectional_tokens():
     masks = re.compile(r"block_sequence_ids[\"\]]*\s*=|block_sequence_ids=")
     found = {name for name, source in sources().items() if masks.search(source)}
-    listed = {FOLDERS.get(name, name) for name in FACTS["bidirectional_tokens"]}
+    listed = {FOLDERS.get(name, name) for name in types_with("bidirectional_tokens")}
     assert listed == found - OTHER_BLOCKS
 
 
-@pytest.mark.parametrize("name", FACTS["bidirectional_tokens_if"])
+TOKENS_IF = {
+    name: row["if"]["bidirectional_tokens"]
+    for name, row in TYPES.items()
+    if "bidirectional_tokens" in row.get("if", {})
+}
+
+
+@pytest.mark.parametrize("name", TOKENS_IF)
 def test_the_default_of_a_key_for_bidirectional_tokens_is_that_of_its_class(name):
-    key, _, default = FACTS["bidirectional_tokens_if"][name]
+    key, default, _ = TOKENS_IF[name]
     config = transformers.models.auto.configuration_auto.CONFIG_MAPPING[name]()
     assert getattr(config.get_text_config(), key) == default
 
@@ -230,8 +242,8 @@ def test_models_whose_queries_are_scaled_by_position():
     for name, expected in scales.items():
         found = {types[folder] for folder, source in sources().items() if name in source}
         assert found == expected
-    assert set(FACTS["query_scale_key"]) == {"ministral3", "mistral4", "qwen"}
-    assert set(FACTS["unrotated_query_scale"]) == {"beam", "llama4_text"}
+    assert types_with("query_scale_key") == {"ministral3", "mistral4", "qwen"}
+    assert types_with("unrotated_query_scale") == {"beam", "llama4_text"}
 
 
 @pytest.mark.parametrize("flag", [True, 4, False, 0])
