@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import onnx
+from onnx.external_data_helper import set_external_data, uses_external_data
 
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.scalars import whole_number
@@ -31,17 +29,13 @@ _PREFIX = ".rope_cpu-"
 # onnxruntime maps external data by pages.
 ALIGNMENT = 4096
 
-# A model lacks its large tables while it is written.
-_saving = threading.Lock()
-
 
 def save(
     model: onnx.ModelProto, path: str | os.PathLike[str], *, external_bytes: int = EXTERNAL_BYTES
 ) -> None:
     """Write a model to a file, with its large initializers in `path` + ".data" beside it.
 
-    The model is afterwards as it was before; meanwhile nothing but other calls of `save` may use
-    it. Both files are written to a temporary folder beside `path`, and moved when they are
+    Both files are written to a temporary folder beside `path`, and moved when they are
     complete. A file that is replaced keeps its permissions (a new ".data" file has those of the
     model that is replaced), and the ".data" file of a replaced model is removed where the new model
     needs none.
@@ -81,41 +75,29 @@ def save(
         raise ArgumentTypeError("model", Finding.type_of(model), "be an onnx.ModelProto")
     whole_number("external_bytes", external_bytes, 0)
     target = model_path(path)
-    with _saving:
-        _check_tables(model)
-        try:
-            _replace(model, target, external_bytes)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(target)) from None
+    try:
+        _replace(model, target, external_bytes)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target)) from None
 
 
 def _replace(model: onnx.ModelProto, target: Path, external_bytes: int) -> None:
     """Write a model in place of the one that may be there."""
     data = Path(f"{target}.data")
-    large = [tensor for tensor in model.graph.initializer if len(tensor.raw_data) >= external_bytes]
     # A folder of its own has no name in common with files of others.
     with TemporaryDirectory(prefix=_PREFIX, dir=target.parent) as folder:
         new_target = Path(folder, "model")
         new_data = Path(folder, "data")
-        with _external_data(large, new_data, data.name):
-            new_target.write_bytes(model.SerializeToString())
-        is_stale = not large and data.exists() and _refers_to(target, data.name)
-        if large:
+        small = _with_external_data(model, external_bytes, new_data, data.name)
+        new_target.write_bytes(small.SerializeToString())
+        is_stale = not new_data.exists() and data.exists() and _refers_to(target, data.name)
+        if new_data.exists():
             _take_mode(new_data, data, target)
             new_data.replace(data)
         _take_mode(new_target, target)
         new_target.replace(target)
         if is_stale:
             data.unlink()
-
-
-def _check_tables(model: onnx.ModelProto) -> None:
-    """Raise if a model has tables in a file, which this call could replace."""
-    for tensor in model.graph.initializer:
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            finding = Finding(f"has the tensor {shown(tensor.name)} in a file beside it")
-            rule = "hold all its tables"
-            raise ArgumentError("model", finding, rule, "load it with them: onnx.load(path)")
 
 
 def _refers_to(model: Path, data_name: str) -> bool:
@@ -162,35 +144,25 @@ def model_path(path: str | os.PathLike[str], name: str = "path") -> Path:
     return target
 
 
-@contextmanager
-def _external_data(tensors: list[onnx.TensorProto], file: Path, location: str) -> Iterator[None]:
-    """Write the tensors' bytes to `file`, and let the tensors refer to `location` inside the block.
+def _with_external_data(
+    model: onnx.ModelProto, external_bytes: int, file: Path, location: str
+) -> onnx.ModelProto:
+    """Return a copy of a model with large tensors written to `file`, as data in `location`.
 
-    A copy of the model would double the memory.
+    Raises ValueError if it has tensors in a file already, which this one could replace.
     """
-    saved_bytes: list[tuple[onnx.TensorProto, bytes]] = []
-    try:
-        if tensors:
-            with file.open("wb") as stream:
-                for tensor in tensors:
-                    stream.write(b"\0" * (-stream.tell() % ALIGNMENT))
-                    offset = stream.tell()
-                    raw_data = tensor.raw_data
-                    stream.write(raw_data)
-                    saved_bytes.append((tensor, raw_data))
-                    _refer_to_file(tensor, location, offset, len(raw_data))
-        yield
-    finally:
-        for tensor, raw_data in saved_bytes:
-            tensor.ClearField("external_data")
-            tensor.ClearField("data_location")
-            tensor.raw_data = raw_data
-
-
-def _refer_to_file(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> None:
-    """Replace a tensor's bytes by their place in a file."""
-    tensor.ClearField("raw_data")
-    tensor.data_location = onnx.TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value=location)
-    tensor.external_data.add(key="offset", value=str(offset))
-    tensor.external_data.add(key="length", value=str(length))
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for tensor in copy.graph.initializer:
+        if uses_external_data(tensor):
+            finding = Finding(f"has the tensor {shown(tensor.name)} in a file beside it")
+            rule = "hold all its tables"
+            raise ArgumentError("model", finding, rule, "load it with them: onnx.load(path)")
+        raw_data = tensor.raw_data
+        if raw_data and len(raw_data) >= external_bytes:
+            with file.open("ab") as stream:
+                stream.write(b"\0" * (-stream.tell() % ALIGNMENT))
+                set_external_data(tensor, location, stream.tell(), len(raw_data))
+                stream.write(raw_data)
+            tensor.ClearField("raw_data")
+    return copy
