@@ -360,7 +360,7 @@ def test_validate_finds_wrong_keys_and_values(name, op, value):
 def test_a_table_that_ends_fails_instead_of_guessing(target, rng):
     tensors = draw_tensors(rng)
     model = export.export_attention(ROPE, **HEADS, target=target, layout="bshd", max_positions=12)
-    with pytest.raises(Exception, match=r"INVALID_ARGUMENT|out of|bounds"):
+    with pytest.raises(Exception, match=r"out of|bounds|cos_cache dimension 0"):
         run_steps(model, tensors, (12, 1))
 
 

@@ -226,7 +226,7 @@ def test_every_opset_of_a_target_passes(target, opset, rng):
     options = {"target": target, "layout": "bshd", "opset": opset, "max_positions": 8}
     first, last = TARGETS[target].opsets
     if not first <= opset <= last:
-        with pytest.raises(ValueError, match=rf"`opset` is .* from {first} to {last}, the opsets"):
+        with pytest.raises(ValueError, match=f"at least {first}|at most {last}"):
             export.export_rope(rope, **options)
         return
     model = export.export_rope(rope, **options)
