@@ -128,8 +128,7 @@ class Appended:
         """Return exact normed and rotated vectors."""
         vectors = x.astype(np.float64)
         if self.normed:
-            mean = np.mean(vectors**2, axis=-1, keepdims=True)
-            vectors = vectors / np.sqrt(mean + EPS) * weight.astype(np.float64)
+            vectors = _normed(vectors, weight)
         ids = self.batch.cache_position[None, tokens]
         exact, _ = reference.rotation(ROPE.spec, vectors[None], ids)
         rotated: Float64 = exact.high[0]
@@ -271,7 +270,7 @@ def plan_and_numpy(step: Appended) -> Call:
 
 def _normed(x: Array, weight: Array) -> Array:
     mean = np.mean(x * x, axis=-1, keepdims=True)
-    normed: Array = x / np.sqrt(mean + np.float32(EPS)) * weight
+    normed: Array = x / np.sqrt(mean + EPS) * weight
     return normed
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
-
-import numpy as np
 
 from rope_cpu.arguments.arrays import to_dtype
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
@@ -17,7 +15,8 @@ from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import (
     CACHE_FORMATS,
     CACHE_KINDS,
-    DTYPE_NAMES,
+    DTYPE_LIST,
+    DTYPES,
     CacheDtype,
     CacheKind,
     Dtype,
@@ -134,7 +133,7 @@ def compile_kernels(builds: Sequence[Build]) -> Iterator[Specialisation]:
 
 def kernel_builds(dtypes: Any, cache_dtypes: Any = None) -> list[Build]:
     """Return how to build each kernel that these dtypes need."""
-    names = _names("dtypes", dtypes, DTYPE_NAMES)
+    names = _names("dtypes", dtypes, DTYPES, DTYPE_LIST)
     # The cos and sin of a plan are float32 until it rotates float64; 16-bit tables are rounded from
     # float64. So any dtype may need both.
     builds: list[Build] = [*product((cos_sin_kernel, cos_sin_part), [("float32",), ("float64",)])]
@@ -142,10 +141,13 @@ def kernel_builds(dtypes: Any, cache_dtypes: Any = None) -> list[Build]:
         builds.append((rotation_kernel, (name,)))
         builds += [(rotation_part, (name, pairing)) for pairing in PAIRINGS]
     if cache_dtypes is not None:
-        known = {row.dtype: name for name, row in CACHE_FORMATS.items()}
-        cache_names = _names("cache_dtypes", cache_dtypes, known, CACHE_KINDS)
-        kinds = [CACHE_KINDS[name] for name in cache_names]
-        builds += _cache_builds([name for name in names if name != "float64"], kinds)
+        listed = f"{', '.join(CACHE_FORMATS)}, and names of caches such as int8-int4-hadamard"
+        caches = _names("cache_dtypes", cache_dtypes, CACHE_KINDS, listed)
+        inputs = [name for name in names if name != "float64"]
+        if caches and not inputs:
+            rule = "be left out, as `dtypes` holds float64 alone, which has no kernels of caches"
+            raise ArgumentError("cache_dtypes", caches, rule)
+        builds += _cache_builds(inputs, [CACHE_KINDS[name] for name in caches])
     return builds
 
 
@@ -154,13 +156,6 @@ def _cache_builds(dtypes: list[str], kinds: list[CacheKind]) -> list[Build]:
 
     dtypes: those of the inputs that have such kernels.
     """
-    if kinds and not dtypes:
-        finding = Finding(
-            f"holds {', '.join(map(str, kinds))}, but `dtypes` holds float64 alone, which has no "
-            "kernels of caches"
-        )
-        remedy = "or add the dtype of the arrays that `append` is given to `dtypes`"
-        raise ArgumentError("cache_dtypes", finding, "be left out", remedy)
     builds: list[Build] = []
     for dtype, kind in product(dtypes, kinds):
         builds.append((append_kernel, (dtype, kind)))
@@ -177,23 +172,13 @@ def _cache_builds(dtypes: list[str], kinds: list[CacheKind]) -> list[Build]:
     return list(dict.fromkeys(builds))
 
 
-def _names(
-    argument: str,
-    dtypes: Any,
-    known: Mapping[np.dtype[Any], str],
-    others: Collection[str] = (),
-) -> list[str]:
-    """Return the names of dtypes, and names themselves, without duplicates."""
-    listed = dtypes if isinstance(dtypes, list | tuple | set | frozenset) else [dtypes]
-    names: list[str] = []
-    for dtype in listed:
-        is_name = isinstance(dtype, str) and dtype in others
-        name = dtype if is_name else known.get(to_dtype(dtype))
-        if name is None:
-            rule = f"hold none but {', '.join(known.values())}"
-            if others:
-                rule += ", and names of caches such as int8-int4-hadamard"
-            raise ArgumentTypeError(argument, Finding.holds(shown(dtype)), rule)
-        if name not in names:
-            names.append(name)
-    return names
+def _names(argument: str, dtypes: Any, known: Collection[str], listed: str) -> list[str]:
+    """Return the names of dtypes, each once; listed: the known names, for the error."""
+    names: dict[str, None] = {}
+    for dtype in dtypes if isinstance(dtypes, list | tuple | set | frozenset) else [dtypes]:
+        name = dtype if isinstance(dtype, str) and dtype in known else str(to_dtype(dtype))
+        if name not in known:
+            finding = Finding.holds(shown(dtype))
+            raise ArgumentTypeError(argument, finding, f"hold none but {listed}")
+        names[name] = None
+    return list(names)

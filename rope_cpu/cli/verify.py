@@ -36,10 +36,8 @@ Heads = tuple[int, int]
 LARGEST = 2**26
 LEGEND = (
     "max error: largest difference from the exact rotation, or from attention in float64.",
-    "tolerance: largest share of the error allowed to an element, of a rotation",
-    "½ ulp + 3·u·A·(|a| + |b|); above 100 % a row fails. Results of 16 bits have most of it from",
-    "their own rounding. worst case: the case of that element. Those of ONNX are the cases of",
-    "`export.validate`, whose inputs reach thousands.",
+    "tolerance: largest share of the error allowed to an element; above 100 % a row fails.",
+    "worst case: the case of that element. Inputs of ONNX are those of `export.validate`.",
 )
 _ROW = "{:9} {:8} {:11} {:9} {:>9} {:>9} {:4} {}"
 _HEADER = _ROW.format("", "dtype", "pairing", "by", "max error", "tolerance", "", "worst case")

@@ -34,17 +34,19 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.clear:
         return _clear(args)
-    folders = set()
-    total_seconds = 0.0
     with usage_errors():
         builds = kernel_builds(args.dtypes or list(DTYPES), args.cache_dtypes)
+    kernels = []
     for kernel in compile_kernels(builds):
         origin = "compiled" if kernel.compiled else "cached"
         print_lines([f"{kernel.name:56}{origin:10}{kernel.seconds:7.2f} s"])
-        if kernel.cache is not None:
-            folders.add(str(kernel.cache))
-        total_seconds += kernel.seconds
-    print_lines([f"{total_seconds:.1f} s in all; {_cache_text(folders)}"])
+        kernels.append(kernel)
+    seconds = sum(kernel.seconds for kernel in kernels)
+    folders = sorted({str(kernel.cache) for kernel in kernels if kernel.cache is not None})
+    place = "not cached: set NUMBA_CACHE_DIR to a writable folder"
+    if folders:
+        place = f"cached in {', '.join(folders)}"
+    print_lines([f"{seconds:.1f} s in all; {place}"])
     return 0
 
 
@@ -56,9 +58,3 @@ def _clear(args: argparse.Namespace) -> int:
         for folder, sizes in clear_cache().items()
     )
     return 0
-
-
-def _cache_text(folders: set[str]) -> str:
-    if folders:
-        return f"cached in {', '.join(sorted(folders))}"
-    return "not cached: set NUMBA_CACHE_DIR to a writable folder"

@@ -129,7 +129,11 @@ def set_num_threads(n: int) -> None:
     """
     global limit
     read_variables()
-    limit = checked_thread_count("n", n)
+    number = whole_number("n", n)
+    if number > MAX_THREADS:
+        cores = "the number of cores this process may use or the value of NUMBA_NUM_THREADS"
+        raise ArgumentError("n", number, f"be at most {MAX_THREADS}, {cores}")
+    limit = number
 
 
 def get_num_threads() -> int:
@@ -155,15 +159,6 @@ def get_num_threads() -> int:
     """
     read_variables()
     return limit
-
-
-def checked_thread_count(name: str, value: object) -> int:
-    """Return a number of threads; raise unless it is an integer from 1 to `MAX_THREADS`."""
-    number = whole_number(name, value)
-    if number > MAX_THREADS:
-        cores = "the number of cores this process may use or the value of NUMBA_NUM_THREADS"
-        raise ArgumentError(name, number, f"be at most {MAX_THREADS}, {cores}")
-    return number
 
 
 def read_variables() -> None:

@@ -661,7 +661,7 @@ UNREADABLE = [
     (with_nested_functions(20), "its functions make 1048576 nodes"),
     (OF_ONE_ROW, "two positions or more"),
     (OF_NAN, "cos, sin must be finite"),
-    (b"\0damaged", "model.onnx cannot be read"),
+    (b"\0damaged", "`model` cannot be read"),
     (EXTERNAL, "gone.data"),
 ]
 WRONG_OPTIONS = [
