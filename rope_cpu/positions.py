@@ -561,11 +561,7 @@ def _checked_grids(name: str, grids: ArrayLike, edge: int) -> Int64:
         raise ArgumentError(name, Finding.shape_of(sizes), "be (grids, 3): frames, rows, columns")
     scalars.check_length(name, sizes, limits.LAYERS)
     _refuse_values(name, sizes[sizes < 1], "at least 1")
-    cells = sizes.prod(axis=1, dtype=np.float64)
-    if cells.sum() > limits.TABLE:
-        finding = Finding(f"holds grids of {cells.sum():.0f} cells")
-        rule = f"have at most {limits.TABLE}"
-        raise ArgumentError(name, finding, rule, "pass fewer images at once")
+    scalars.check_table_size(name, sizes, int(sizes.prod(axis=1, dtype=np.float64).sum()))
     if (sizes[:, 1:] % edge).any():
         rule = f"have rows and columns that are multiples of `merge_size` {edge}"
         raise ArgumentError(name, sizes, rule)

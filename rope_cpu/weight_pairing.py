@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rope_cpu.arguments import scalars
-from rope_cpu.arguments.arrays import not_an_array
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 
 Pairing = Literal["half", "interleaved"]
@@ -72,10 +71,7 @@ def convert_weight(
     >>> rope_cpu.convert_weight([0, 1, 2, 3, 10, 11, 12, 13], 2, to="half")
     array([ 0,  2,  1,  3, 10, 12, 11, 13])
     """
-    array = scalars.regular_array("w", w)
-    if array.dtype == object and not array.ndim:
-        raise not_an_array("w", w)
-    w = array
+    w = scalars.regular_array("w", w)
     scalars.choice("to", to, get_args(Pairing))
     if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
         raise ArgumentTypeError("axis", axis, "be an integer")

@@ -40,20 +40,15 @@ def to_dtype(value: Any) -> Any:
         return np.dtype(value)
 
 
-def not_an_array(name: str, value: object, like: str = "") -> ArgumentTypeError:
-    """Return the error for an argument of another type, with the call that makes it an array.
+def plain_array(name: str, value: object, like: str = "") -> Array:
+    """Return `value` if it is a NumPy array and not masked; raise otherwise.
 
     like: the rest of the rule.
     """
-    # The arrays of PyTorch, JAX and others share their memory through DLPack.
-    remedy = f"pass np.from_dlpack({name})" if hasattr(value, "__dlpack__") else ""
-    return ArgumentTypeError(name, Finding.type_of(value), f"be a NumPy array{like}", remedy)
-
-
-def plain_array(name: str, value: object, like: str = "") -> Array:
-    """Return `value` if it is a NumPy array and not masked; raise otherwise, as `not_an_array`."""
     if not isinstance(value, np.ndarray):
-        raise not_an_array(name, value, like)
+        # The arrays of PyTorch, JAX and others share their memory through DLPack.
+        remedy = f"pass np.from_dlpack({name})" if hasattr(value, "__dlpack__") else ""
+        raise ArgumentTypeError(name, Finding.type_of(value), f"be a NumPy array{like}", remedy)
     refuse_masked(name, value)
     return value
 

@@ -26,7 +26,7 @@ def check_type(name: str, value: object, expected: type) -> None:
     A subclass could behave differently where kernels rely on checked data.
     """
     if type(value) is not expected:
-        rule = f"be a rope_cpu.{expected.__name__} (no subclass)"
+        rule = f"be a {expected.__name__} of rope_cpu (no subclass)"
         raise ArgumentTypeError(name, Finding.type_of(value), rule)
 
 

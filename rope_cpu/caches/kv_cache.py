@@ -300,14 +300,10 @@ def check_writeable(cache: KVCache, names: tuple[str, ...] = CACHE_ARRAYS) -> No
     held = dict(zip(CACHE_ARRAYS, cache._kernel_arrays, strict=True))
     for name in names:
         given = getattr(cache, name)
-        if given is None or (given.flags.writeable and held[name].flags.writeable):
-            continue
-        if name == "value" and _is_part(held["value"], held["key"]):
-            finding = Finding("is a part of `cache.key`")
-            remedy = "append to a KVCache of the two parts of the key"
-            raise ArgumentError("cache.value", finding, "have memory of its own", remedy)
-        remedy = "make the KVCache from a writeable array"
-        raise ArgumentError(f"cache.{name}", Finding("is read-only"), "be writeable", remedy)
+        if given is not None and not (given.flags.writeable and held[name].flags.writeable):
+            rule = "be writeable, and a value no part of its key"
+            remedy = "make the KVCache from writeable arrays apart from each other"
+            raise ArgumentError(f"cache.{name}", Finding("is read-only"), rule, remedy)
 
 
 def _format_named(name: str, dtype: object, formats: dict[str, CacheFormat]) -> CacheFormat:
@@ -357,21 +353,19 @@ def _check_scale(name: str, scale: object, row: CacheFormat, vectors: tuple[int,
 
     vectors: the shape of the keys or values in elements.
     """
-    stored = f"as {'keys' if name == 'key_scale' else 'values'} are {FORMAT_NAMES[row.dtype]}"
+    format_name = FORMAT_NAMES[row.dtype]
     if row.scale_dtype is None:
         if scale is not None:
-            raise ArgumentError(name, Finding("is given"), f"be left out, {stored}, without scales")
+            rule = f"be left out, as {format_name} has no scales"
+            raise ArgumentError(name, Finding("is given"), rule)
         return
     shape = row.scale_shape(vectors)
-    if scale is None:
-        rule = f"be a {row.scale_dtype} array of shape {shape}, {stored}"
-        raise ArgumentError(name, None, rule)
-    scale = plain_array(name, scale, f" of {row.scale_dtype}")
+    like = f" of {row.scale_dtype} and shape {shape} for {format_name}"
+    scale = plain_array(name, scale, like)
     if scale.dtype != row.scale_dtype:
-        raise ArgumentTypeError(name, Finding.dtype_of(scale), f"be {row.scale_dtype}")
+        raise ArgumentTypeError(name, Finding.dtype_of(scale), f"be an array{like}")
     if scale.shape != shape:
-        axes = "pages, page_size, kv_heads" + ("" if row.group is None else ", groups of 32")
-        raise ArgumentError(name, Finding.shape_of(scale), f"be ({axes}), {shape}")
+        raise ArgumentError(name, Finding.shape_of(scale), f"be an array{like}")
     if row.group is not None:
         _check_contiguous(name, scale)
 

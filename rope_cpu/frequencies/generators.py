@@ -80,16 +80,12 @@ def _tolerances(matrices: Float64, dtype: np.dtype[Any], tolerance: float | None
 
 def _refuse_asymmetry(matrices: Float64, tolerances: Float64) -> None:
     """Raise if a generator differs from an antisymmetric matrix by more than its tolerance."""
-    for axis, (matrix, tolerance) in enumerate(zip(matrices, tolerances, strict=True)):
-        deviation = np.abs(matrix + matrix.T)
-        if deviation.max() > tolerance:
-            row, column = np.unravel_index(deviation.argmax(), deviation.shape)
-            finding = Finding(
-                f"is not antisymmetric: B + Bᵀ is {deviation.max():.3g} at ({row}, {column})"
-            )
-            rule = f"be within the tolerance {tolerance:.3g}"
-            remedy = "give (B - B.T) / 2, or a larger `tolerance`"
-            raise ArgumentError(f"generators[{axis}]", finding, rule, remedy)
+    deviations = np.abs(matrices + matrices.transpose(0, 2, 1)).max(axis=(1, 2))
+    for axis in np.flatnonzero(deviations > tolerances)[:1]:
+        finding = Finding(f"is not antisymmetric: B + Bᵀ reaches {deviations[axis]:.3g}")
+        rule = f"be within the tolerance {tolerances[axis]:.3g}"
+        remedy = "give (B - B.T) / 2, or a larger `tolerance`"
+        raise ArgumentError(f"generators[{axis}]", finding, rule, remedy)
 
 
 def _common_planes(matrices: Float64, tolerances: Float64) -> tuple[Float64, Float64]:

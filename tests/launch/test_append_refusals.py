@@ -352,7 +352,7 @@ def test_rotate_cached_refuses_a_cache_that_has_become_read_only(scene):
             scene,
             lambda s, cache=cache: s.plan.rotate_cached(cache, s.slots),
             ValueError,
-            "`cache.key` is read-only; .* from a writeable array",
+            "`cache.key` is read-only; .* from writeable arrays",
         )
         assert cache.key.tobytes() == before
 
