@@ -166,8 +166,8 @@ def plain_defaults(cls: type[PreTrainedConfig], renamed: dict[str, str]) -> dict
     }
 
 
-def section_facts(cls: type[PreTrainedConfig], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Return a class's own rope sections and fillings; add those of a flat one to the defaults."""
+def section_facts(cls: type[PreTrainedConfig]) -> dict[str, Any]:
+    """Return a class's own rope sections, and the defaults of missing keys in those of a file."""
     found: dict[str, Any] = {}
     parameters = sections(cls)
     flat = parameters.get("", {})
@@ -175,10 +175,10 @@ def section_facts(cls: type[PreTrainedConfig], defaults: dict[str, Any]) -> dict
     if "" not in parameters or any(
         flat[key] != filled.get("", flat).get(key) for key in flat if key != "rope_type"
     ):
-        found["rope_parameters"] = flat or parameters
-    if "" in parameters:
-        defaults.update(filled.pop("", {}))
-    if filled:
+        # A copy of the length of the config is no fact of the section.
+        flat.pop("max_position_embeddings", None)
+        found["rope_parameters"] = parameters
+    if "" not in parameters or filled.get(""):
         found["filled"] = filled
     return found
 
@@ -197,30 +197,37 @@ def mrope_facts(cls: type[PreTrainedConfig], code: str) -> dict[str, Any]:
     return {"mrope": {"mrope_section": section, "mrope_interleaved": interleaved}}
 
 
-def old_key_facts(cls: type[PreTrainedConfig]) -> dict[str, Any]:
-    """Return the effect of old top-level keys on the rope sections, unless it is the usual one."""
-    theta = old_keys(cls, THETA_KEYS, "rope_theta", 777.0)
-    partial = old_keys(cls, PARTIAL_KEYS, PARTIAL_KEYS[0], 0.375)
-    if not partial and "" in sections(cls):
-        # The class may fill a section of the file, but not its own.
-        partial = old_keys(
-            cls, PARTIAL_KEYS, PARTIAL_KEYS[0], 0.375, rope_parameters={"rope_type": "default"}
-        )
+def old_key_facts(cls: type[PreTrainedConfig], has_own_sections: bool) -> dict[str, Any]:
+    """Return the effect of old top-level keys on the rope sections, unless it is the usual one.
+
+    The usual keys need an entry to change the sections of a class, and others do in any case.
+    """
+    usual = ("rope_theta", PARTIAL_KEYS[0])
+    given = {"rope_parameters": {"rope_type": "default"}}
+    top_level: dict[str, dict[str, str]] = {}
+    for name, keys, value in (
+        (usual[0], THETA_KEYS, 777.0),
+        (usual[1], PARTIAL_KEYS, 0.375),
+    ):
+        found = old_keys(cls, keys, name, value)
+        for label, key in found.items():
+            if has_own_sections or key != name:
+                top_level.setdefault(label, {})[name] = key
+        is_flat = "" in sections(cls)
+        if (
+            name == usual[1]
+            and is_flat
+            and not {**found, **old_keys(cls, keys, name, value, **given)}
+        ):
+            top_level.setdefault("", {})[name] = ""
     linear = {"rope_type": "linear", "factor": 3.0}
     scaled = sorted(
         key
         for key, value in sections(cls, rope_scaling=linear).items()
         if (value or {}).get("factor") == 3.0
     )
-    return {
-        key: found
-        for key, found, usual in (
-            ("theta", theta, {"": "rope_theta"}),
-            ("partial", partial, {"": "partial_rotary_factor"}),
-            ("scaled", scaled, [""]),
-        )
-        if found != usual
-    }
+    facts = {"top_level": top_level, "scaled": [label for label in scaled if label]}
+    return {key: found for key, found in facts.items() if found}
 
 
 def ignored_keys(cls: type[PreTrainedConfig], labels: list[str]) -> list[str]:
@@ -246,10 +253,10 @@ def facts(
     entry: dict[str, Any] = {
         "interleaved": pairing(cls),
         "defaults": defaults,
-        **section_facts(cls, defaults),
+        **section_facts(cls),
         **mrope_facts(cls, code),
-        **old_key_facts(cls),
     }
+    entry |= old_key_facts(cls, "rope_parameters" in entry)
     if ignored := ignored_keys(cls, list(sections(cls))):
         entry["ignored"] = ignored
     if "partial_rotary_factor" not in code:
@@ -313,18 +320,18 @@ def row(cls: type[PreTrainedConfig]) -> dict[str, Any]:
 def reads(entry: dict[str, Any]) -> list[str]:
     """Return the keys with names of rotations that the code of a row reads, or refuses."""
     facts = ModelFacts(**entry)
-    keys: set[Any] = {*facts.theta.values(), *facts.partial.values(), *facts.refuse}
-    keys |= {*facts.names.values(), *facts.unrotated.values(), facts.interleaved}
+    listed = facts.top_level.values()
+    keys: set[Any] = {key for keys in listed for key in keys.values()}
+    keys |= {*facts.refuse, *facts.names.values(), *facts.unrotated.values(), facts.interleaved}
     keys |= facts.defaults.keys() & {"qk_rope_head_dim"}
-    if not facts.theta:
-        keys.add("rope_theta")
-    # A width goes before the share, which is read where neither the file nor the row has the width.
-    is_width = [
-        key.endswith("_dim") and key not in facts.defaults for key in facts.partial.values()
-    ]
-    if any(is_width) or (not facts.partial and facts.has_layer_sections):
-        keys.add("partial_rotary_factor")
-    if not facts.unrotated and not facts.has_layer_sections:
+    # These fill the sections of a file, unless a key of another name does.
+    keys |= {
+        name
+        for name in ("rope_theta", "partial_rotary_factor")
+        if not any(name in keys for keys in listed)
+    }
+    has_layer_sections = bool({*facts.rope_parameters} - {""})
+    if not facts.unrotated and not has_layer_sections:
         keys.update(("no_rope_layers", "layer_rope_theta", "no_rope_layer_interval"))
     return sorted(filter(is_rotation_key, keys - {*facts.ignored}))
 

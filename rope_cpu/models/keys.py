@@ -30,6 +30,7 @@ from rope_cpu.models.model_types import UNKNOWN, Config, ModelFacts, data
 
 KEYS: Config = data("keys.json")
 SECTIONS: list[str] = KEYS["sections"]
+SECTION = SECTIONS[-1]
 
 _TYPES: Config = {"a string": str, "a list": list | tuple, "an object": Mapping}
 _ROTATION = re.compile(KEYS["rotation"])
@@ -65,7 +66,7 @@ def own_section(config: Config) -> tuple[str, Config]:
     `rope_scaling` goes first, as in transformers. Raises for two sections that differ, as one of
     them would be unread.
     """
-    sections = {key: _with_new_names(config[key]) for key in SECTIONS if config.get(key)}
+    sections = {key: with_new_names(config[key]) for key in SECTIONS if config.get(key)}
     if len(sections) == len(SECTIONS):
         base = {"rope_type": "default", "rope_theta": config.get("rope_theta")}
         first, second = (base | without_nulls(section) for section in sections.values())
@@ -77,10 +78,10 @@ def own_section(config: Config) -> tuple[str, Config]:
     return next(iter(sections.items()), (SECTIONS[-1], {}))
 
 
-def _with_new_names(section: Config) -> Config:
+def with_new_names(section: Config) -> Config:
     """Return a section, and the sections in it, with the old key `type` as `rope_type`."""
     named = {
-        key: _with_new_names(part) if isinstance(part, Mapping) else part
+        key: with_new_names(part) if isinstance(part, Mapping) else part
         for key, part in section.items()
     }
     old = section.get("type")
@@ -125,7 +126,8 @@ def refuse_unread(text: Config, facts: ModelFacts) -> None:
     rule = f"be left out if the code of `model_type` {shown(text.get('model_type'))} ignores it"
     remedy = "nothing reads it here, so build a RotaryEmbedding from numbers otherwise"
     known = {*KEYS["read"], *facts.read_keys}
-    _refuse_unread(text, known, (facts.defaults, facts.mrope), rule, remedy)
+    copies = (facts.defaults, facts.mrope, facts.filled.get(None, {}))
+    _refuse_unread(text, known, copies, rule, remedy)
     if facts is UNKNOWN:
         return
     for name, key in KEYS["other_widths"].items():

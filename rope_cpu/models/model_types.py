@@ -30,8 +30,8 @@ SHARE = "partial_rotary_factor"
 class ModelFacts:
     """One row of the model table, transcribed from the model's own code.
 
-    A label is a layer type, or None ("" in the file) for the one section of all layers. A section
-    is a dict of rope parameters. Differences of a single model's code stand in `quirks`.
+    A label is a layer type, or None ("" in the file) for all layers. A section is a dict of rope
+    parameters. Differences of a single model's code stand in `quirks`.
 
     Parameters
     ----------
@@ -44,31 +44,29 @@ class ModelFacts:
         key that the code does not read.
     defaults : {standard key: value}
         Values of standard keys that are missing in a file.
-    rope_parameters : section or {layer type: section}, optional
-        The section for a file without one.
-    filled : {layer type: section}
-        Defaults of missing keys in the section of a layer type.
+    rope_parameters : {label: section}
+        The sections for a file without one. A section None: the layers are not rotated.
+    filled : {label: section}
+        Defaults of missing keys in a section of the file; those of all layers apply to the sections
+        of layer types, too. A base None: the file must have one, as the default is not known.
+    top_level : {label: {rope parameter: key}}
+        The top-level keys that fill a section, or change one of `rope_parameters`; "" for none. By
+        default the base and the rotated share have their usual names, and fill those of a file.
+    rope_types : {name: section}
+        Rope types that the code means by another name, with the keys that belong to them.
     mrope : section
-        `mrope_section`, for a section without it, and `mrope_interleaved`: whether the axes take
-        turns among the pairs.
-    theta : {label: key}
-        The top-level key with the base of a section, in files of the old form.
-    partial : {label: key}
-        The top-level key with the rotated share (or a width, "…_dim") of a section, likewise.
+        `mrope_section`, for a section without it, and keys of the arrangement of the axes, such as
+        `mrope_interleaved`: whether they take turns among the pairs.
     scaled : tuple of str
         Layer types that an old flat `rope_scaling` applies to.
-    needs_theta : bool
-        The file must have a base, as the default is not known.
     whole_head : bool
         The default rope type ignores `partial_rotary_factor`.
     rotates : str
-        "end" if the last elements of a head are rotated, where the first ones usually are.
-    rotation_sign : int
-        -1 if the angle is minus position times frequency.
+        "end" if the last elements of a head are rotated, where the first ones usually are;
+        "backwards" if the angle is minus position times frequency; "first head" if only that is
+        rotated.
     by_layer_type : {layer type: {standard key: own key}}
         The keys of values that layers of a type have instead.
-    rotated_heads : int, optional
-        Only so many heads are rotated, the first ones.
     unrotated : {layer type: key}
         The layer type is not rotated, unless config[key] is null; key "": always.
     refuse : {key: (values, reason)}
@@ -89,18 +87,15 @@ class ModelFacts:
     interleaved: bool | str | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    rope_parameters: Mapping[str, Any] | None = None
-    filled: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    mrope: Mapping[str, Any] = field(default_factory=dict)
-    theta: Mapping[str | None, str] = field(default_factory=lambda: {None: "rope_theta"})
-    partial: Mapping[str | None, str] = field(default_factory=lambda: {None: SHARE})
+    rope_parameters: Mapping[str | None, Any] = field(default_factory=dict)
+    filled: Mapping[str | None, Config] = field(default_factory=dict)
+    top_level: Mapping[str | None, Mapping[str, str]] = field(default_factory=dict)
+    rope_types: Mapping[str, Config] = field(default_factory=dict)
+    mrope: Config = field(default_factory=dict)
     scaled: tuple[str, ...] = ()
-    needs_theta: bool = False
     whole_head: bool = False
     rotates: str = ""
-    rotation_sign: int = 1
     by_layer_type: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    rotated_heads: int | None = None
     unrotated: Mapping[str, str] = field(default_factory=dict)
     refuse: Mapping[str, Any] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
@@ -111,12 +106,6 @@ class ModelFacts:
         *("no_rope_layers", "layer_rope_theta", "no_rope_layer_interval"),
     )
 
-    @property
-    def has_layer_sections(self) -> bool:
-        """Whether layer types have their own sections."""
-        sections = (self.rope_parameters or {}).values()
-        return any(section is None or isinstance(section, Mapping) for section in sections)
-
     @cached_property
     def read_keys(self) -> frozenset[str]:
         """The keys of its own that its code reads, refuses or ignores."""
@@ -125,7 +114,9 @@ class ModelFacts:
 
 
 # The row of model types that the table lacks.
-UNKNOWN = ModelFacts(reads=(*ModelFacts.reads, "qk_rope_head_dim"))
+UNKNOWN = ModelFacts(
+    filled={None: {"rope_theta": None}}, reads=(*ModelFacts.reads, "qk_rope_head_dim")
+)
 
 
 def value_at(config: Mapping[str, Any], path: str) -> Any:
@@ -181,8 +172,8 @@ def model_facts(model_type: str) -> ModelFacts | None:
         for key, value in row.items()
         if key != "source"
     }
-    for name in {"theta", "partial"} & fields.keys():
-        fields[name] = {label or None: key for label, key in fields[name].items()}
+    for name in {"rope_parameters", "filled", "top_level"} & fields.keys():
+        fields[name] = {label or None: value for label, value in fields[name].items()}
     return ModelFacts(**fields)
 
 

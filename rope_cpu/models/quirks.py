@@ -1,30 +1,32 @@
 """Differences of single model types' code: each a function from a config to one in standard keys.
 
-A quirk gets the keys of a file under standard names, without nulls. It returns them with standard
-keys for its own, or refuses them. The table of model types has what several types share, and the
-keys with names of rotations that a quirk reads.
+A quirk gets the keys of a file under standard names, with its section under one key, the defaults
+of its model type, and without nulls. It returns them with standard keys for its own, or refuses
+them. The table of model types has what several types share, and the keys with names of rotations
+that a quirk reads.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
-from rope_cpu.models.keys import own_section
-from rope_cpu.models.model_types import Config
+from rope_cpu.models.keys import SECTION, with_new_names
+from rope_cpu.models.model_types import SHARE, Config
 
-Change = Callable[[Config], Config]
+Values = dict[str, Any]
+Change = Callable[[Any], Values]
 
 _QUIRKS: dict[str, Change] = {}
 
 
-def with_quirks(config: Config) -> Config:
+def with_quirks(values: Values) -> Values:
     """Return a config after the quirk of its model type."""
-    change = _QUIRKS.get(str(config.get("model_type")))
-    return config if change is None else change(config)
+    change = _QUIRKS.get(str(values.get("model_type")))
+    return values if change is None else change(values)
 
 
 def _quirk(*model_types: str) -> Callable[[Change], Change]:
@@ -37,211 +39,171 @@ def _quirk(*model_types: str) -> Callable[[Change], Change]:
     return register
 
 
-def _with_sections(config: Config, change: Change) -> Config:
+def _with_sections(values: Values, change: Change) -> Values:
     """Return a config with a change made to its section, or to those of its layer types."""
-    key, section = own_section(config)
-    if not section:
-        return config
+    section = values[SECTION]
     nested = {label: change(part) for label, part in section.items() if isinstance(part, Mapping)}
-    return {**config, key: {**section, **nested} if nested else change(section)}
-
-
-def _rope_type_means(name: str, **meaning: Any) -> Change:
-    """Return the change of a rope type of that name to another, with the keys that belong to it."""
-
-    def change(section: Config) -> Config:
-        if section.get("rope_type") != name:
-            return section
-        return {**meaning, **section, "rope_type": meaning["rope_type"]}
-
-    return lambda config: _with_sections(config, change)
-
-
-# Sources: transformers configuration_phi3 and configuration_sarvam_mla; for the order of M-RoPE
-# ming_flash_omni in vLLM-Omni.
-_quirk("phi3", "phi3_v", "phi4mm", "phi4_multimodal")(
-    _rope_type_means("yarn", rope_type="longrope")
-)
-_quirk("sarvam_mla")(_rope_type_means("deepseek_yarn", rope_type="yarn"))
-_VIDEO_ROPE = {"rope_type": "default", "video_rope": True, "mrope_section": [8, 12, 12]}
-_quirk("bailing_moe_v2", "bailing_moe_linear")(_rope_type_means("video_rope", **_VIDEO_ROPE))
-
-
-@_quirk("bailing_hybrid")
-def _video_rope_order(config: Config) -> Config:
-    """Give M-RoPE sections the order of video_rope (bailing_moe_v3.py in vLLM)."""
-
-    def change(section: Config) -> Config:
-        return {"video_rope": True, **section} if "mrope_section" in section else section
-
-    return _with_sections(config, change)
+    return {**values, SECTION: {**section, **nested} if nested or not section else change(section)}
 
 
 @_quirk("ernie4_5_vl_moe_text")
-def _row_column_time(config: Config) -> Config:
+def _row_column_time(values: Values) -> Values:
     """Turn pairs of (row, column, time) to those of (time, row, column), and their order.
 
     Source: modeling_ernie4_5_vl_moe in transformers, which takes no scaling.
     """
-    key, section = own_section(config)
+    section = values[SECTION]
     rope_type = section.get("rope_type", "default")
     if rope_type not in ("default", "mrope"):
         raise ArgumentError("rope_type", rope_type, "be default for Ernie-4.5-VL")
     pairs = section.get("mrope_section", [22, 22, 20])
     counts = scalars.whole_numbers("mrope_section", pairs, most=limits.HEAD_DIM, longest=3)
     own = {"mrope_section": [*counts[2:], *counts[:2]], "video_rope": True}
-    return {**config, key: {**section, **own}}
+    return {**values, SECTION: {**section, **own}}
 
 
 @_quirk("hunyuan", "hunyuan_v1_dense", "hunyuan_v1_moe")
-def _alpha_alone(config: Config) -> Config:
+def _alpha_alone(values: Values) -> Values:
     """Leave out the keys that the code ignores beside `alpha` (modeling_hunyuan.py)."""
     ignored = ("beta_fast", "beta_slow", "factor", "mscale", "mscale_all_dim")
 
-    def change(section: Config) -> Config:
+    def change(section: Values) -> Values:
         if not section.get("alpha"):
             return section
         return {key: value for key, value in section.items() if key not in ignored}
 
-    return _with_sections(config, change)
+    return _with_sections(values, change)
 
 
 @_quirk("deepseek_v4", "deepseek_v41_text")
-def _compressed_layers(config: Config) -> Config:
+def _compressed_layers(values: Values) -> Values:
     """Name layers by their sections, and give YaRN no attention factor.
 
     Source: transformers configuration_deepseek_v4; for the section of the compressed layers and
     the ratios of layers, configs/deepseek_v41.py in SGLang.
     """
-    own = config.get("compress_rope_parameters")
-    changed = dict(config)
-    key, section = own_section(config)
-    is_nested = any(isinstance(part, Mapping) for part in section.values())
-    if own:
-        section = {**section, "compress": own} if is_nested else own
-        if "rope_theta" in own:
-            changed.pop("compress_rope_theta", None)
-    if not is_nested and section.get("rope_type") == "yarn":
-        section = {"attention_factor": 1.0, **section}
-    changed[key] = section
-    if config.get("layer_types"):
-        kinds = config["layer_types"]
+    section = values[SECTION]
+    own = with_new_names(values.get("compress_rope_parameters", {}))
+    changed = dict(values)
+    if any(isinstance(part, Mapping) for part in section.values()):
+        changed[SECTION] = {**section, "compress": own} if own else section
+    else:  # one section is that of the compressed layers, whose base is beside it
+        unscaled = own or {key: value for key, value in section.items() if key != "rope_theta"}
+        factor = {"attention_factor": 1.0} if unscaled.get("rope_type") == "yarn" else {}
+        changed[SECTION] = {**factor, **unscaled}
+    if "layer_types" in values:
         changed["layer_types"] = [
-            "main" if kind in ("sliding_attention", "main") else "compress" for kind in kinds
+            "main" if kind in ("sliding_attention", "main") else "compress"
+            for kind in values["layer_types"]
         ]
     return changed
 
 
 @_quirk("mimo_v2_flash")
-def _default_share(config: Config) -> Config:
+def _default_share(values: Values) -> Values:
     """Fill the rotated share of the default rope type (transformers modeling_mimo_v2_flash)."""
-    share = config.get("partial_rotary_factor", 0.334)
+    share = values.get(SHARE, 0.334)
 
-    def change(section: Config) -> Config:
-        rope_type = section.get("rope_type", "default")
-        return {"partial_rotary_factor": share, **section} if rope_type == "default" else section
+    def change(section: Values) -> Values:
+        is_default = section.get("rope_type", "default") == "default"
+        return {SHARE: share, **section} if is_default else section
 
-    return _with_sections(config, change)
+    return _with_sections(values, change)
 
 
 @_quirk("qwen")
-def _dynamic_ntk(config: Config) -> Config:
+def _dynamic_ntk(values: Values) -> Values:
     """Raise the base beyond the context where asked (modeling_qwen.py of Qwen/Qwen-7B)."""
-    if config.get("use_dynamic_ntk") is not True:
-        return config
-    key, section = own_section(config)
-    return {**config, key: {"rope_type": "dynamic_powers", **section}}
+    if values.get("use_dynamic_ntk") is not True:
+        return values
+    return {**values, SECTION: {"rope_type": "dynamic_powers", **values[SECTION]}}
 
 
 @_quirk("chatglm")
-def _theta_ratio(config: Config) -> Config:
+def _theta_ratio(values: Values) -> Values:
     """Multiply the base by `rope_ratio` (modeling_chatglm.py of THUDM/chatglm3-6b)."""
-    key, section = own_section(config)
-    ratio = scalars.real_number("rope_ratio", config.get("rope_ratio", 1))
+    section = values[SECTION]
+    ratio = scalars.real_number("rope_ratio", values.get("rope_ratio", 1))
     theta = scalars.real_number("rope_theta", section.get("rope_theta", 10000.0))
-    return {**config, key: {**section, "rope_theta": ratio * theta}}
+    return {**values, SECTION: {**section, "rope_theta": ratio * theta}}
 
 
 @_quirk("plamo")
-def _shared_heads(config: Config) -> Config:
+def _shared_heads(values: Values) -> Values:
     """Count key heads by the query heads that share one (plamo.py in mlx-lm)."""
-    heads = _count("num_attention_heads", config, 32)
-    group = _count("n_shared_head", config, 8)
-    return {**config, "num_key_value_heads": math.ceil(heads / group)}
+    heads = _count("num_attention_heads", values)
+    group = _count("n_shared_head", values)
+    return {**values, "num_key_value_heads": math.ceil(heads / group)}
 
 
-@_quirk("falcon", "RefinedWebModel")
-def _falcon_heads(config: Config) -> Config:
-    """Have one key head unless the config says otherwise (transformers modeling_falcon)."""
-    if config.get("multi_query", True) and not config.get("new_decoder_architecture"):
-        return {**config, "num_key_value_heads": 1}
-    return config
+@_quirk("falcon", "RefinedWebModel", "hf_olmo", "molmo")
+def _one_key_head(values: Values) -> Values:
+    """Have one key head where asked.
 
-
-@_quirk("hf_olmo", "molmo")
-def _one_key_head(config: Config) -> Config:
-    """Have one key head where asked (olmo/model.py of allenai/OLMo)."""
-    return {**config, "num_key_value_heads": 1} if config.get("multi_query_attention") else config
+    Sources: transformers modeling_falcon; olmo/model.py of allenai/OLMo.
+    """
+    if values.get("multi_query") and not values.get("new_decoder_architecture"):
+        return {**values, "num_key_value_heads": 1}
+    return values
 
 
 @_quirk("zamba2")
-def _double_heads(config: Config) -> Config:
+def _double_heads(values: Values) -> Values:
     """Derive heads of double width: attention reads two inputs (transformers modeling_zamba2)."""
-    heads = _count("num_attention_heads", config, 32)
-    hidden = config.get("hidden_size", 2560)
-    hidden = scalars.whole_number("hidden_size", hidden, 1, limits.HIDDEN_SIZE)
-    return {"head_dim": 2 * hidden // heads, **config}
+    heads = _count("num_attention_heads", values)
+    hidden = scalars.whole_number("hidden_size", values["hidden_size"], 1, limits.HIDDEN_SIZE)
+    return {"head_dim": 2 * hidden // heads, **values}
 
 
 @_quirk("cohere2_moe")
-def _rotated_dense_layers(config: Config) -> Config:
+def _rotated_dense_layers(values: Values) -> Values:
     """List the rotated layers: sliding ones, and dense ones unless their windows alternate.
 
     Source: transformers modeling_cohere2_moe.
     """
-    kinds = config.get("layer_types")
-    if not kinds or config.get("prefix_dense_sliding_window_pattern", 1) != 1:
-        return config
-    first = config.get("first_k_dense_replace", 0)
+    kinds = values.get("layer_types")
+    if not kinds or values.get("prefix_dense_sliding_window_pattern", 1) != 1:
+        return values
+    first = values.get("first_k_dense_replace", 0)
     first = scalars.whole_number("first_k_dense_replace", first, 0, limits.LAYERS)
-    dense = config.get("mlp_layer_types") or ["dense"] * first
+    dense = values.get("mlp_layer_types") or ["dense"] * first
     rotated = [
         "dense" in dense[index : index + 1] or kind != "full_attention"
         for index, kind in enumerate(kinds)
     ]
-    return {**config, "no_rope_layers": [int(flag) for flag in rotated]}
+    return {**values, "no_rope_layers": [int(flag) for flag in rotated]}
 
 
 @_quirk("molmo2_text")
-def _scaled_layers(config: Config) -> Config:
+def _scaled_layers(values: Values) -> Values:
     """Refuse a model of scaled and unscaled layers (transformers modeling_molmo2)."""
-    count = _count("num_hidden_layers", config, 36)
-    layers = _layers("rope_scaling_layers", config, range(count))
+    count = _count("num_hidden_layers", values)
+    layers = _layers("rope_scaling_layers", values, range(count))
     if len(set(layers)) < count:
         rule = "list every layer, as a model with scaled and unscaled layers is not read"
         raise ArgumentError("rope_scaling_layers", layers, rule)
-    return config
+    return values
 
 
 @_quirk("mllama_text_model")
-def _cross_attention(config: Config) -> Config:
+def _cross_attention(values: Values) -> Values:
     """Name the layers that attend to images and are not rotated (transformers modeling_mllama)."""
-    layers = _layers("cross_attention_layers", config, range(3, 40, 5))
-    count = _count("num_hidden_layers", config, 40)
+    layers = _layers("cross_attention_layers", values, ())
+    count = _count("num_hidden_layers", values)
     kinds = ["cross_attention" if i in layers else "full_attention" for i in range(count)]
-    return {"layer_types": kinds, **config}
+    return {"layer_types": kinds, **values}
 
 
 @_quirk("nemotron-nas")
-def _blocks(config: Config) -> Config:
+def _blocks(values: Values) -> Values:
     """List the key heads of each layer, 0 for one without attention (modeling_decilm.py)."""
-    blocks = config.get("block_configs")
+    blocks = values.get("block_configs")
     if not isinstance(blocks, list | tuple):
         raise ArgumentTypeError("block_configs", blocks, "be a list with an object for each layer")
     scalars.check_length("block_configs", blocks, limits.LAYERS)
-    heads = _count("num_attention_heads", config, 32)
+    heads = _count("num_attention_heads", values)
     counts = [_key_heads(block, heads) for block in blocks]
-    return {**config, "num_key_value_heads": counts, "no_rope_layers": counts}
+    return {**values, "num_key_value_heads": counts, "no_rope_layers": counts}
 
 
 def _key_heads(block: Any, heads: int) -> int:
@@ -251,15 +213,15 @@ def _key_heads(block: Any, heads: int) -> int:
         raise ArgumentTypeError("block_configs", block, "hold objects with an object `attention`")
     if attention.get("no_op") or attention.get("replace_with_linear"):
         return 0
-    return heads // _count("n_heads_in_group", attention, None)
+    return heads // _count("n_heads_in_group", attention)
 
 
-def _count(key: str, config: Config, default: int | None) -> int:
+def _count(key: str, values: Config) -> int:
     """Return a number of heads or of layers."""
-    return scalars.whole_number(key, config.get(key, default), 1, limits.LAYERS)
+    return scalars.whole_number(key, values.get(key), 1, limits.LAYERS)
 
 
-def _layers(key: str, config: Config, default: range) -> tuple[int, ...]:
+def _layers(key: str, values: Config, default: Sequence[int]) -> tuple[int, ...]:
     """Return the indices of some layers."""
-    layers = config.get(key, default)
+    layers = values.get(key, default)
     return scalars.whole_numbers(key, layers, 0, most=limits.LAYERS, longest=limits.LAYERS)

@@ -84,8 +84,7 @@ def lines_run(call):
 def many_types(count, **keys):
     """Return a config with so many layer types, and a section for each."""
     names = [f"type {number}" for number in range(count)]
-    sections = {name: {"rope_type": "default"} for name in names}
-    sections[names[-1]] = {"rope_type": "default", "rope_theta": 1e4}
+    sections = {name: {"rope_type": "default", "rope_theta": 1e4} for name in names}
     return {**SIZES, "layer_types": names, "rope_parameters": sections, **keys}
 
 

@@ -183,7 +183,8 @@ def ignored(config):
     documented = {"partial_rotary_factor"} if is_whole else set()
     if facts.rope_parameters and "rope_parameters" not in config:
         # They fill sections of a file, and not always those of the class.
-        documented |= {"partial_rotary_factor"} | (set() if facts.theta else {"rope_theta"})
+        listed = {name for keys in facts.top_level.values() for name in keys}
+        documented |= {"partial_rotary_factor"} | ({"rope_theta"} - listed)
     # Of a key in `refuse` the values that matter to the code are listed.
     return {*INERT_KEYS, *documented, *facts.ignored, *facts.refuse}
 
@@ -195,7 +196,7 @@ def is_unread(model_type, in_section, key, values):
     if without is None or key in ignored(config):
         return False
     facts = reader.read(config).facts
-    default = {**facts.defaults, **facts.mrope}.get(key)
+    default = {**facts.defaults, **facts.mrope, **facts.filled.get(None, {})}.get(key)
     if isinstance(default, bool):
         return False  # one value of a flag is the default, and the other is neutral
     values = [value for value in values if value != default]

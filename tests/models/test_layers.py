@@ -51,6 +51,32 @@ def test_a_layer_type_without_rotation_is_refused() -> None:
     assert read(exaone, {"sliding_window": None}, layer_type="full_attention") == read(exaone)
 
 
+PLAIN = {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_theta": 7.0}}
+
+
+# Keys, and the bases of full and sliding layers as in transformers 5.24.
+@pytest.mark.parametrize(
+    ("keys", "full", "sliding"),
+    [
+        (of("qwen3", rope_parameters=PLAIN, rope_theta=5e5), 5e5, 7.0),
+        (of("smollm3", rope_parameters=PLAIN), 2e6, 7.0),
+        (of("modernbert", rope_scaling={"rope_theta": 5.0}, global_rope_theta=777.0), 5.0, 5.0),
+    ],
+)
+def test_the_base_of_a_section_comes_from_the_first_place_that_has_it(
+    keys: dict[str, Any], full: float, sliding: float
+) -> None:
+    for layer_type, theta in (("full_attention", full), ("sliding_attention", sliding)):
+        rope = read(keys, layer_type=layer_type)
+        np.testing.assert_allclose(rope.inv_freq, inv_freq(rope.rotary_dim, theta), rtol=1e-13)
+
+
+def test_the_base_of_one_section_is_no_default_of_an_unknown_type() -> None:
+    keys = LLAMA | {"model_type": "mystery", "rope_parameters": PLAIN}
+    with pytest.raises(ValueError, match="`rope_theta` is missing"):
+        read(keys, layer_type="full_attention", interleaved=False)
+
+
 GRANITE: dict[str, Any] = {
     "model_type": "granite_swa",
     "hidden_size": 512,
@@ -213,6 +239,27 @@ def test_the_section_of_some_layers_wins_over_that_of_the_model(keys: dict[str, 
     for layer_type, theta in (("main", 1e4), ("compress", 160000)):
         frequency = read(V4, keys, layer_type=layer_type).inv_freq[1]
         assert frequency == pytest.approx(theta ** (-1 / 32), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        # A section of all layers is that of compressed ones, but for its base.
+        {"rope_parameters": {"rope_theta": 5e5}},
+        {"rope_scaling": {"rope_theta": 5e5, "rope_type": "default"}, "rope_theta": 1e4},
+    ],
+)
+def test_the_base_of_compressed_layers_is_never_that_of_one_section(keys: dict[str, Any]) -> None:
+    frequency = read(V4, keys, layer_type="compress").inv_freq[1]
+    assert frequency == pytest.approx(160000 ** (-1 / 32), rel=1e-12)
+
+
+def test_yarn_of_compressed_layers_has_no_attention_factor_under_either_name() -> None:
+    for key in ("type", "rope_type"):
+        section = {**COMPRESS, **YARN, key: "yarn"}
+        section = {name: section[name] for name in section if name == key or "type" not in name}
+        rope = read(V4, {"compress_rope_parameters": section}, layer_type="compress")
+        assert (rope.rope_type, rope.attention_factor) == ("yarn", 1)
 
 
 def test_a_section_of_some_layers_is_an_object() -> None:

@@ -251,7 +251,7 @@ def check_axes(spec: Any, pair_axis: list[int], frequencies: Any) -> None:
 SECTION = [8, 12, 12]
 LINEAR = {"type": "linear", "factor": 2}
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    (LING | {"rope_theta": None}, "`rope_theta` is missing; .*the default of its model type"),
+    (LING | {"rope_theta": None}, "`rope_theta` is missing; it must be a number in the config"),
     (TELECHAT3 | {"rope_theta": None}, "`rope_theta` is missing"),
     (PLAMO3 | {"rope_theta": None}, "`rope_theta` is missing"),
     (PLAMO3 | {"rope_scaling_factor": 4}, "`rope_scaling_factor` is 4"),
@@ -263,7 +263,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         ming("video_rope", mrope_interleaved=True),
-        "`video_rope` is True; it must be false if `mrope_",
+        "`mrope_interleaved` is contradicted; it must agree with the other keys",
     ),
     (ming("video_rope", mrope_section=[8, 11, 13]), r"is \[8, 11, 13\].*as many rows as columns"),
     (ming("video_rope", mrope_section=[8, 8, 8]), "`mrope_section` adds up to 24; it must add up"),

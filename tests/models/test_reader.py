@@ -40,6 +40,25 @@ def test_two_sections_that_say_the_same_are_one(scaling: dict[str, Any]) -> None
     assert read(LLAMA, both) == read(LLAMA, {"rope_parameters": YARN | BASE})
 
 
+OF_QUIRKS = [
+    of("chatglm", rope_ratio=50),
+    of("phi3", hidden_size=128, num_attention_heads=4, original_max_position_embeddings=64),
+    of("hunyuan_v1_dense", hidden_size=128, num_attention_heads=4, head_dim=32),
+]
+
+
+@pytest.mark.parametrize("keys", OF_QUIRKS, ids=lambda keys: str(keys["model_type"]))
+def test_two_equal_sections_of_a_type_whose_code_changes_them_are_one(keys: dict[str, Any]) -> None:
+    sections: dict[str, dict[str, Any]] = {
+        "chatglm": BASE,
+        "phi3": {"rope_type": "yarn", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16},
+        "hunyuan_v1_dense": {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0, "mscale": 1.0},
+    }
+    section = sections[keys["model_type"]]
+    one = read(keys, {"rope_parameters": section})
+    assert read(keys, {"rope_parameters": section, "rope_scaling": section}) == one
+
+
 def test_a_base_beside_a_null_counts() -> None:
     assert read(LLAMA, BASE, {"rope_parameters": NO_BASE}) == read(LLAMA, BASE)
 
@@ -142,10 +161,18 @@ REFUSALS: list[tuple[Any, type[Exception], str]] = [
     (of("inkling2", text_config=of("inkling2_text")), ValueError, "not rotated"),
     (of("olmo_hybrid", rope_parameters={"rope_theta": None}), ValueError, "is None.*not rot"),
     (of("olmo_hybrid", rope_theta=None), ValueError, "`rope_theta` is None"),
-    (llama(rope_parameters=YARN | NO_BASE), ValueError, "`rope_theta` is None.*transformers 5"),
-    (llama(rope_parameters=NO_BASE), ValueError, "`rope_theta` is None"),
-    (of("gemma3_text", rope_parameters={"full_attention": NO_BASE}), ValueError, "_theta` is None"),
-    (of("modernbert", rope_parameters={"full_attention": NO_BASE}), ValueError, "_theta` is None"),
+    (llama(rope_parameters=YARN | NO_BASE), ValueError, "_theta` is missing.*transformers 5"),
+    (llama(rope_parameters=NO_BASE), ValueError, "`rope_theta` is missing"),
+    (
+        of("gemma3_text", rope_parameters={"full_attention": NO_BASE}),
+        ValueError,
+        "`rope_theta` is m",
+    ),
+    (
+        of("modernbert", rope_parameters={"full_attention": NO_BASE}),
+        ValueError,
+        "`rope_theta` is missing",
+    ),
     (llama(rope_parameters=DEFAULT, rope_scaling=YARN), ValueError, "`rope_scaling` differs"),
     ({"text_config": llama(rope_parameters=DEFAULT, rope_scaling=YARN)}, ValueError, "differs"),
     (llama(rope_parameters=YARN | BASE, rope_scaling=YARN), ValueError, "`rope_scaling` differs"),
