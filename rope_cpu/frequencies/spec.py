@@ -46,7 +46,7 @@ class RopeSpec:
         Width of a head vector in elements.
     blocks : tuple of int
         Widths, in elements, of the contiguous blocks in which pairs are formed. Their sum is
-        `rotary_dim`.
+        `rotary_dim`. A number stands for so many equal blocks.
     interleaved : bool
         True for pairs (2i, 2i+1), False for half-split pairs (i, i+n) within each block.
     rope_type : str
@@ -251,7 +251,7 @@ def from_inv_freq(
     head_dim: int | None = None,
     attention_factor: float = 1.0,
     interleaved: bool = False,
-    blocks: int | Sequence[int] = 1,
+    blocks: Any = 1,
     **fields: Any,
 ) -> RopeSpec:
     """Describe the rotation of `RotaryEmbedding.from_inv_freq`; every other builder ends here.
@@ -264,7 +264,7 @@ def from_inv_freq(
         inv_freq=frequencies[None],
         attention_factor=np.array([scalars.real_number("attention_factor", attention_factor)]),
         head_dim=rotary_dim if head_dim is None else head_dim,
-        blocks=_block_widths(blocks, rotary_dim),
+        blocks=blocks,
         interleaved=interleaved,
         **fields,
     )
@@ -382,22 +382,15 @@ def _checked_factors(attention_factor: ArrayLike, rows: int) -> Float64:
     return factors
 
 
-def _block_widths(blocks: Any, rotary_dim: int) -> Any:
-    """Return the widths of blocks from their number; the spec checks widths themselves."""
-    is_array = isinstance(blocks, np.ndarray) and blocks.ndim > 0
-    if isinstance(blocks, Sequence) or is_array:
-        return blocks
-    count = scalars.whole_number("blocks", blocks, 1, limits.HEAD_DIM // 2)
-    if rotary_dim % (2 * count):
-        raise ArgumentError("blocks", count, f"divide {rotary_dim // 2} pairs evenly")
-    return (rotary_dim // count,) * count
-
-
 def _checked_blocks(blocks: object, rotary_dim: int) -> tuple[int, ...]:
-    """Return the widths of blocks; raise if pairs cannot be formed within them."""
-    widths = scalars.whole_numbers("blocks", blocks, 2)
+    """Return the widths of blocks, from them or their number; raise if no pairs fit in them."""
+    if isinstance(blocks, int | np.integer):
+        count = scalars.whole_number("blocks", blocks, 1, limits.HEAD_DIM // 2)
+        widths = (rotary_dim // count,) * count
+    else:
+        widths = scalars.whole_numbers("blocks", blocks, 2)
     if sum(widths) != rotary_dim or any(width % 2 for width in widths):
-        rule = f"hold even widths that add up to rotary_dim {rotary_dim}"
+        rule = f"divide rotary_dim {rotary_dim} into even widths"
         raise ArgumentError("blocks", blocks, rule)
     return widths
 
