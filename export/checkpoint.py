@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
+from dataclasses import replace
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
-from rope_cpu.arguments import scalars
 from rope_cpu.arguments.errors import ArgumentError
-from rope_cpu.attention_layer import check_known, check_mask, check_own_keys
 from rope_cpu.models.layer import EXPRESSED, Layer
 from rope_cpu.models.model import Model
 from rope_cpu.models.reader import read
@@ -62,10 +61,7 @@ def attention_options(
     >>> model = export.export_attention(rope, **options)
     """
     parsed = read(config)
-    check_known(parsed)
-    facts = parsed.attention
-    check_mask(facts)
-    return layer_options(exported_layer(parsed, facts, layer, layer_type))
+    return layer_options(exported_layer(parsed, parsed.attention, layer, layer_type))
 
 
 def attention_weights(
@@ -124,21 +120,21 @@ def attention_weights(
     >>> rope = RotaryEmbedding.from_config(config, layer=0)
     >>> model = export.export_attention(rope, **options | weights)
     """
-    number = scalars.whole_number("layer", layer, 0)
     parsed = read(config)
-    check_known(parsed)
-    check_own_keys(parsed, "layer", number)
-    return layer_weights(exported_layer(parsed, parsed.attention, layer), tensors)
+    parsed.at("layer", layer, own_keys=True)
+    facts = replace(parsed.attention, bidirectional_tokens=None)  # which concern no weights
+    return layer_weights(exported_layer(parsed, facts, layer), tensors)
 
 
 def exported_layer(
-    config: Model, facts: Layer, layer: int | None, layer_type: str | None = None
+    config: Model,
+    facts: Layer,
+    layer: int | None,
+    layer_type: str | None = None,
+    stated: Container[str] = (),
 ) -> Layer:
-    """Return a layer; raise ValueError if no operators of a graph express its attention.
-
-    facts: those of the config, perhaps changed. layer, layer_type: at most one may be given.
-    """
-    found = config.layer(facts, EXPRESSED, layer, layer_type)
+    """Return a layer, see `Model.layer`; raise ValueError if no operators express its attention."""
+    found = config.layer(facts, EXPRESSED, layer, layer_type, stated)
     if found.spec is None:
         raise ArgumentError("layer", layer, "select a layer that is rotated")
     if found.window is not None and not found.causal:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
 from numpy.typing import NDArray
 
-from rope_cpu.arguments import scalars
-from rope_cpu.arguments.errors import ArgumentError
-from rope_cpu.arguments.texts import cut
 from rope_cpu.array_types import Array
 from rope_cpu.caches.rms_norm import RMSNorm
 from rope_cpu.models.layer import EXPRESSED, SERVED, Layer
@@ -20,13 +16,6 @@ from rope_cpu.models.model import Model
 from rope_cpu.models.reader import read
 from rope_cpu.models.tensors import layer_arrays
 from rope_cpu.rotation.embedding import RotaryEmbedding
-
-# Parts of the attention that no key of an unknown model type's config decides, and usual values.
-ASSUMED = {"causal": "true"}
-ASSUMED |= dict.fromkeys(("qk_norm", "scale", "window", "softcap", "sinks"), "none")
-
-# Keys that concern these parts.
-TELLING = re.compile("qk|sink|window|softcap|causal|bidirectional")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -215,53 +204,8 @@ def attention_layer(
     >>> layer.options
     {'scale': 0.0625, 'window': None, 'softcap': 50.0}
     """
-    number = scalars.whole_number("index", index, 0)
     parsed = read(config)
-    check_known(parsed)
-    facts = parsed.attention
-    check_mask(facts)
-    count = len(parsed.layers)
-    if number >= count:
-        rule = f"be below {count or '`num_hidden_layers`'}, the number of layers"
-        raise ArgumentError("index", number, rule)
-    check_own_keys(parsed, "index", number)
-    layer = parsed.layer(facts, (*EXPRESSED, *SERVED), number)
+    parsed.at("index", index, own_keys=True)
+    layer = parsed.layer(parsed.attention, (*EXPRESSED, *SERVED), index)
     rope = None if layer.spec is None else RotaryEmbedding.from_spec(layer.spec)
     return AttentionLayer(**vars(layer), rope=rope)
-
-
-def check_known(config: Model, stated: Container[str] = ()) -> None:
-    """Raise ValueError for an unknown model type unless all of its attention is stated."""
-    missing = [name for name in ASSUMED if name not in stated]
-    if config.unknown_type is None or not missing:
-        return
-    keys = [key for key, value in config.values.items() if value and TELLING.search(str(key))]
-    meaning = f", nor the meaning of {cut(', '.join(keys))}" if keys else ""
-    settings = " ".join(f"--set {name}={ASSUMED[name]}" for name in missing)
-    raise ValueError(
-        f"`model_type` is {config.unknown_type}, whose attention is not known "
-        f"({', '.join(missing)}){meaning}; give `AttentionLayer` or `export_attention` these "
-        f"arguments yourself, or state each to the command: {settings}"
-    )
-
-
-def check_own_keys(config: Model, name: str, index: int) -> None:
-    """Raise ValueError for a layer, given as argument `name`, without keys of its own."""
-    count = len(config.layers) - config.attention.shared_layers
-    if count <= index < len(config.layers):
-        rule = f"be below {count}: later layers reuse keys and values"
-        raise ArgumentError(name, index, rule)
-
-
-def check_mask(facts: Layer) -> None:
-    """Raise ValueError for tokens that attend in both directions, which needs a mask of them."""
-    if facts.bidirectional_tokens is not None and facts.causal:
-        window = " --set window=none" if facts.window else ""
-        raise ValueError(
-            f"model type {cut(str(facts.model_type))} has bidirectional attention among tokens of "
-            f"{facts.bidirectional_tokens}; for causal attention, as for text, give its "
-            "`text_config` without `use_bidirectional_attention` (--set bidirectional_tokens=none)"
-            "; the export can write it with a mask of order, window and these tokens (--set "
-            f"causal=false{window} --mask bool, or the options of the text config with "
-            'causal=False, window=None, mask="bool")'
-        )

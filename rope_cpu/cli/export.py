@@ -15,7 +15,6 @@ from rope_cpu import RotaryEmbedding, export
 from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import DTYPES
-from rope_cpu.attention_layer import check_known, check_mask, check_own_keys
 from rope_cpu.cli import command_line
 from rope_cpu.cli.command_line import UsageError, print_lines
 from rope_cpu.export import files
@@ -164,17 +163,15 @@ def _export_attention(
 ) -> tuple[onnx.ModelProto, RotaryEmbedding]:
     """Return a model of the attention of a layer, and its rotation."""
     departures = _departures(args.set or [])
-    check_known(config, departures)
     facts = _changed(config, departures)
     has_mask = args.mask in ("bool", "float")
     if facts.bidirectional_tokens is not None and not facts.causal and not has_mask:
         raise UsageError("--set causal=false needs a mask of these tokens; give --mask bool")
-    check_mask(facts)
-    layer = exported_layer(config, facts, args.layer, args.layer_type)
+    layer = exported_layer(config, facts, args.layer, args.layer_type, departures)
     options = layer_options(layer)
     if args.weights is not None:
         if args.layer is not None:
-            check_own_keys(config, "layer", args.layer)
+            config.at("layer", args.layer, own_keys=True)
         options |= layer_weights(layer, args.weights, departures)
     if args.names == "optimum":
         options["layer"] = args.layer

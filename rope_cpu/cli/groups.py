@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -87,13 +88,12 @@ class Group:
     @property
     def name(self) -> str:
         """A name for these layers, with escapes."""
-        rotated = ": not rotated" if self.spec is None else ""
-        if self.layer_type is not None:
-            return f"{escaped(self.layer_type)}{rotated}"
-        sections: list[Mapping[str, Any] | None] = [*self.config.rope_parameters.values()]
-        if sections:
-            sections += [layer.rope_parameters for layer in self.config.layers]
-        return f"{'all rotated layers' if None in sections else 'all layers'}{rotated}"
+        name = self.layer_type
+        if name is None:
+            kinds = chain(*self.config.types.values())
+            is_part = None in [kind.rope_parameters for kind in kinds]
+            name = "all rotated layers" if is_part else "all layers"
+        return escaped(name) + (": not rotated" if self.spec is None else "")
 
     @cached_property
     def ropes(self) -> dict[str, RotaryEmbedding]:
@@ -119,19 +119,6 @@ class Group:
     def pairs(self) -> dict[str, Pairs]:
         """The pairs of each of `ropes`."""
         return {length: _pairs(rope.spec, self.parameters) for length, rope in self.ropes.items()}
-
-    @property
-    def heads(self) -> tuple[int, int]:
-        """The numbers of query heads and of key/value heads; ValueError if they are left open."""
-        return self.config.heads(self.layer_type)
-
-    @property
-    def indexer(self) -> RopeSpec | None:
-        """The rotation of their indexer of sparse attention, None without one."""
-        try:
-            return self.config.spec(self.layer_type, part="indexer")
-        except ValueError:
-            return None
 
     @cached_property
     def axes(self) -> tuple[Axis, ...]:
@@ -161,12 +148,10 @@ def layer_groups(
     by_type = config.rope_parameters
     names = list(by_type) if layer_type is None and by_type else [layer_type]
     for name in names:
-        if by_type.get(name, {}) is None:
-            yield Group(config, name)
-        else:
-            spec = config.spec(name, interleaved=interleaved)
-            parameters = config.select(name)[1] if by_type else {}
-            yield Group(config, name, spec, parameters)
+        is_rotated = by_type.get(name, {}) is not None
+        spec = config.spec(name, interleaved=interleaved) if is_rotated else None
+        parameters = config.section(name, None) if by_type and is_rotated else {}
+        yield Group(config, name, spec, parameters)
 
 
 def _pairs(spec: RopeSpec, parameters: Mapping[str, Any]) -> Pairs:

@@ -151,8 +151,8 @@ def _facts(group: Group, spec: RopeSpec) -> Iterator[Fact]:
     yield from _axes_facts(spec)
     if config.position_note is not None:
         yield "positions", config.position_note
-    if group.indexer is not None:
-        yield "indexer", _indexer_text(group.indexer)
+    with contextlib.suppress(ValueError):  # without an indexer
+        yield "indexer", _indexer_text(config.spec(group.layer_type, part="indexer"))
     yield from _attention_facts(config, group.layer_type)
     if spec.length_ranges:
         yield "frequencies by length", spec.length_ranges
@@ -183,7 +183,7 @@ def _width_facts(group: Group, spec: RopeSpec) -> Iterator[Fact]:
     if width != spec.head_dim:
         yield "", f"head_dim {spec.head_dim}: pass the rotated slice alone"
     with contextlib.suppress(TypeError, ValueError):  # unless layers or files leave them open
-        yield "heads of q, and of k and v", group.heads
+        yield "heads of q, and of k and v", group.config.heads(group.layer_type)
     yield "rope type", spec.rope_type
     for key in sorted(set(group.parameters) - {"rope_type", "type"}):
         yield key, group.parameters[key]
@@ -247,7 +247,7 @@ def _kinds_of_layers(config: Model, own_type: str | None) -> list[str]:
     """Return the layer types whose windows differ, [""] if there is one window or none."""
     if config.attention.window is None or config.attention.window_in_all_layers:
         return [""]
-    types = config.known_types if own_type is None else {own_type}
+    types = {kind.layer_type for kind in config.types[None]} if own_type is None else {own_type}
     return sorted(kind for kind in (*FULL_LAYERS, *WINDOW_LAYERS) if kind in types)
 
 

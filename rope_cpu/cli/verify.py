@@ -63,7 +63,11 @@ def run(args: argparse.Namespace) -> int:
     model = command_line.config_name(args)
     found = groups.from_arguments(config, args)
     with command_line.usage_errors():
-        sizes = [group.heads[0] * rope.head_dim for group in found for rope in group.ropes.values()]
+        sizes = [
+            group.config.heads(group.layer_type)[0] * rope.head_dim
+            for group in found
+            for rope in group.ropes.values()
+        ]
     if not sizes:
         listed = ", ".join(group.layer_type or "all layers" for group in found)
         raise UsageError(f"nothing to verify: {listed} are not rotated")
@@ -90,7 +94,7 @@ def _verified(model: str, group: Group) -> list[Row]:
     if rope is None:
         print_lines([f"{name}: not rotated", ""])
         return []
-    heads = group.heads
+    heads = group.config.heads(group.layer_type)
     facts = f"rope type {rope.rope_type}, {rope.rotary_dim} of {rope.head_dim} elements rotated"
     counts = f"q ({heads[0]} heads) and k ({heads[1]})"
     print_lines([f"{name}: {facts} in {pairing(rope)} pairs; {counts}", "", _HEADER])

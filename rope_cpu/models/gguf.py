@@ -31,7 +31,7 @@ from rope_cpu.frequencies.spec import RopeSpec
 from rope_cpu.models.gguf_header import read_header
 from rope_cpu.models.keys import is_rotation_key
 from rope_cpu.models.layer import FULL, SLIDING
-from rope_cpu.models.model import Asked, Model
+from rope_cpu.models.model import HEADS_KEYS, KV_HEADS_KEYS, Asked, Model
 from rope_cpu.models.model_types import Config, data
 
 # `architectures`: what the code of llama.cpp decides for each one, beside the metadata.
@@ -213,19 +213,19 @@ def _config(metadata: Metadata) -> GgufModel:
         raise ValueError(f"`general.architecture` is {name!r}: {facts['refused']}; {remedy}")
     rotations = _rotations(metadata)
     context = metadata.checked("context_length", None, _length)
-    own_values = {f"{name}.{key}": value for key, value in metadata.values.items()}
-    heads_key = f"{name}.attention.head_count"
-    heads = {heads_key: own_values.get(heads_key)}
-    heads[f"{heads_key}_kv"] = 1 if facts.get("latent") else own_values.get(f"{heads_key}_kv")
+    heads = {key: metadata.values.get(key) for key in (HEADS_KEYS[-1], KV_HEADS_KEYS[-1])}
+    if facts.get("latent"):
+        heads[KV_HEADS_KEYS[-1]] = 1
     windowed = metadata.get("attention.sliding_window_pattern")
     flags = windowed if isinstance(windowed, list) else ()
     types = [SLIDING if flag else FULL for flag in flags]
     return GgufModel(
-        source={"general.architecture": name, **own_values},
+        source={
+            "general.architecture": name,
+            **{f"{name}.{key}": value for key, value in metadata.values.items()},
+        },
         model_type=name,
         values=without_nulls({"max_position_embeddings": context, "layer_types": types, **heads}),
-        heads_keys=(heads_key,),
-        kv_heads_keys=(f"{heads_key}_kv",),
         rope_parameters={label: parameters for label, (_, parameters) in rotations.items()},
         pairing_note=_pairing_note(metadata),
         specs={label: spec for label, (spec, _) in rotations.items()},

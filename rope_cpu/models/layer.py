@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from inspect import signature
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rope_cpu.arguments import limits, scalars
-from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
+from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.arguments.texts import cut
 from rope_cpu.array_types import Float64
 from rope_cpu.frequencies.rope_types import MISSING
 from rope_cpu.frequencies.spec import RopeSpec
 from rope_cpu.models.model_types import Config, data
 
-_Formula = Callable[..., Float64]
 _FACTS = data("attention.json")
 
 
@@ -26,12 +24,13 @@ _FACTS = data("attention.json")
 class QueryFactors:
     """The function from positions to factors; equal for equal formulas and numbers."""
 
-    formula: _Formula
+    formula: str
     numbers: tuple[float, ...]
 
     def __call__(self, positions: ArrayLike) -> NDArray[np.float32]:
         """Return the factors at positions."""
-        factors = self.formula(np.asarray(positions, np.float64), *self.numbers)
+        _, compute = _FORMULAS[self.formula]
+        factors = compute(np.asarray(positions, np.float64), *self.numbers)
         return factors.astype(np.float32)
 
 
@@ -42,43 +41,29 @@ def query_factors(formula: str | None, values: Config) -> QueryFactors | None:
     """
     if formula is None:
         return None
-    compute = _FORMULAS[formula]
-    _, *keys = signature(compute).parameters
-    return QueryFactors(compute, tuple(_number(key, values) for key in keys))
+    keys, _ = _FORMULAS[formula]
+    numbers = (scalars.real_number(key, values.get(key, MISSING)) for key in keys)
+    return QueryFactors(formula, tuple(numbers))
 
 
-def _number(key: str, values: Config) -> float:
-    if key not in values:
-        raise ArgumentError(key, MISSING, "be in the config, which scales queries by position")
-    return scalars.real_number(key, values[key])
-
-
-def _by_log_of_length(
-    positions: Float64, llama_4_scaling_beta: float, original_max_position_embeddings: float
-) -> Float64:
-    lengths = np.floor(positions / original_max_position_embeddings)
-    return 1 + llama_4_scaling_beta * np.log1p(lengths)
-
-
-def _log_of_position(positions: Float64, seq_length: float) -> Float64:
-    factors: Float64 = np.maximum(1, np.log(positions + 1) / np.log(seq_length))
-    return factors
-
-
-def _temperature(positions: Float64, attn_scale: float, floor_scale: float) -> Float64:
-    return 1 + attn_scale * np.log1p(np.floor((positions + 1) / floor_scale))
-
-
-def _power(positions: Float64) -> Float64:
-    return (1 + (positions + 1) / 2048) ** 0.1
-
-
-# The function of each formula; its arguments after the positions are keys of the config.
-_FORMULAS: Mapping[str, _Formula] = {
-    _FACTS["query_scale"]["llama_4_scaling_beta"]: _by_log_of_length,
-    _FACTS["query_scale"]["use_logn_attn"]: _log_of_position,
-    _FACTS["types"]["llama4_text"]["unrotated_query_scale"]: _temperature,
-    _FACTS["types"]["beam"]["unrotated_query_scale"]: _power,
+# The function of each formula from positions, and the keys of the config that are its numbers.
+_FORMULAS: Mapping[str, tuple[Sequence[str], Callable[..., Float64]]] = {
+    _FACTS["query_scale"]["llama_4_scaling_beta"]: (
+        ("llama_4_scaling_beta", "original_max_position_embeddings"),
+        lambda positions, beta, length: 1 + beta * np.log1p(np.floor(positions / length)),
+    ),
+    _FACTS["query_scale"]["use_logn_attn"]: (
+        ("seq_length",),
+        lambda positions, length: np.maximum(1, np.log(positions + 1) / np.log(length)),
+    ),
+    _FACTS["types"]["llama4_text"]["unrotated_query_scale"]: (
+        ("attn_scale", "floor_scale"),
+        lambda positions, scale, floor: 1 + scale * np.log1p(np.floor((positions + 1) / floor)),
+    ),
+    _FACTS["types"]["beam"]["unrotated_query_scale"]: (
+        (),
+        lambda positions: (1 + (positions + 1) / 2048) ** 0.1,
+    ),
 }
 
 FULL = "full_attention"
@@ -204,6 +189,8 @@ class Layer:
         known: the names of the fields that the caller takes, whatever their values are.
         """
         passed = {*known, *(() if self.qk_norm else ("norm_other", "query_weights"))}
+        if not self.causal:
+            passed.add("bidirectional_tokens")
         for name in (name for name in (*PARTS, *vars(self)) if name not in passed):
             value = getattr(self, name)
             if value != _DEFAULTS.get(name):
@@ -228,7 +215,7 @@ _DEFAULTS: Config = vars(Layer())
 EXPRESSED = (
     *("model_type", "causal", "window", "window_in_all_layers", "softcap", "scale", "has_sinks"),
     *("qk_norm", "norm_weighted", "norm_offset", "norm_epsilon"),
-    *("bidirectional_tokens", "unrotated_query_scale", "shared_layers"),
+    *("unrotated_query_scale", "shared_layers"),
 )
 
 # Facts that few callers know, in words, in the order in which they are named.
@@ -281,22 +268,20 @@ def derived_layer_types(model_types: Set[str | None], values: Config) -> dict[st
     model_types: its model type, and the one it inherits facts from. values: its config under
     standard names. Empty if the rule, or the number of layers, is not known.
     """
-    count = next((values[key] for key in COUNT_KEYS if key in values), None)
     model_type = next((name for name in model_types if name in _RULES), None)
-    if model_type is None or type(count) is not int or not 0 <= count <= limits.LAYERS:
+    count = None if model_type is None else _layer_count(values)
+    if model_type is None or count is None:
         return {}
     kind = _RULES[model_type]
     key, default, other, chosen = _DATA[kind][model_type]
     parameter_type, selects = _KINDS[kind]
     parameter = values.get(key, default)
-    if not isinstance(parameter, parameter_type) or parameter == 0:
+    if not isinstance(parameter, parameter_type) or (parameter == 0 and kind != "window from"):
         return {}
-    layer_types = [chosen if selects(parameter, index) else other for index in range(count)]
     if kind == "window from" and window(values) is None:
-        layer_types = [other] * count
-    if count and model_type in _DATA["last"]:
-        layer_types[-1] = chosen
-    return {"layer_types": layer_types}
+        return {"layer_types": [other] * count}
+    chosen_layers = [selects(parameter, index, count) for index in range(count)]
+    return {"layer_types": [chosen if flag else other for flag in chosen_layers]}
 
 
 def rule_keys(model_types: Set[str | None]) -> set[str]:
@@ -315,12 +300,13 @@ def window(values: Config) -> int | None:
 # Rules of layer types by their name in layer_types.json, whose rows have the key that a rule reads,
 # its default, and the types of other layers and of the selected ones: the type of the key's value,
 # and whether it selects a layer.
-_KINDS: dict[str, tuple[Any, Callable[[Any, int], bool]]] = {
-    "every nth": (int, lambda n, layer: (layer + 1) % n == 0),
-    "first of n": (int, lambda n, layer: layer % n == 0),
-    "window from": (int, lambda first, layer: layer >= first),
-    "listed": (list, lambda layers, layer: layer in layers),
-    "not zero": (list, lambda codes, layer: layer < len(codes) and codes[layer] != 0),
+_KINDS: dict[str, tuple[Any, Callable[[Any, int, int], bool]]] = {
+    "every nth": (int, lambda n, layer, count: (layer + 1) % n == 0),
+    "every nth and last": (int, lambda n, layer, count: (layer + 1) % n == 0 or layer + 1 == count),
+    "first of n": (int, lambda n, layer, count: layer % n == 0),
+    "window from": (int, lambda first, layer, count: layer >= first),
+    "listed": (list | tuple, lambda layers, layer, count: layer in layers),
+    "not zero": (list | tuple, lambda codes, layer, count: any(codes[layer : layer + 1])),
 }
 _DATA = data("layer_types.json")
 _RULES = {model_type: kind for kind in _KINDS for model_type in _DATA[kind]}
@@ -331,41 +317,42 @@ def _layer_count(values: Config) -> int | None:
     lists = [values[key] for key in LISTS_BY_LAYER if values.get(key)]
     count = next((values[key] for key in COUNT_KEYS if key in values), None)
     if count is None and lists:
-        scalars.check_length("layer_types", lists[0], limits.LAYERS)
-        return len(lists[0])
-    if not lists and values.get("no_rope_layer_interval") is None and type(count) is not int:
-        return None  # the number is not needed, so it is not refused
+        count = len(lists[0])
+    is_needed = lists or values.get("no_rope_layer_interval") is not None
+    if not is_needed and not isinstance(count, int | np.integer):
+        return None  # so it is not refused
     return scalars.whole_number(COUNT_KEYS[0], count, 0, limits.LAYERS)
 
 
 def _own_bases(values: Config, count: int) -> list[float | None]:
-    """Return the base of each layer alone: 0 without rotation, None for that of its section.
-
-    A list by layer decides, or a list of bases, or an interval, which counts from the first layer
-    if it is positive, and else from the last, as layer 1.
-    """
-    flags = _list_by_layer("no_rope_layers", values, count)
-    if flags:
-        return [None if flag else 0.0 for flag in flags]
+    """Return the base of each layer alone: 0 without rotation, None for that of its section."""
     key = "layer_rope_theta"
-    bases = _list_by_layer(key, values, count)
-    if bases:
-        return [scalars.real_number(key, base, zero=True) for base in bases]
+    listed = _list_by_layer(key, values, count)
+    bases: list[float | None] = [scalars.real_number(key, base, zero=True) for base in listed]
+    flags = _list_by_layer("no_rope_layers", values, count) or _by_interval(values, count)
+    return [
+        base if flag else 0.0 for base, flag in zip(bases or [None] * count, flags, strict=True)
+    ]
+
+
+def _by_interval(values: Config, count: int) -> list[int]:
+    """Return whether each layer is rotated: all but every nth.
+
+    They are counted from the first layer by a positive interval, else from the last, as layer 1.
+    """
     interval = values.get("no_rope_layer_interval")
     if interval is None:
-        return [None] * count
+        return [1] * count
     if type(interval) is not int or interval == 0:
         rule = "be a whole number other than 0"
         raise ArgumentError("no_rope_layer_interval", interval, rule)
     start = 1 if interval > 0 else 1 - count
-    return [None if (index + start) % interval else 0.0 for index in range(count)]
+    return [(index + start) % interval for index in range(count)]
 
 
 def _list_by_layer(key: str, values: Config, count: int) -> list[Any]:
     """Return the list of a key with one value per layer; empty for a missing key."""
     entries = values.get(key) or []
-    if not isinstance(entries, list | tuple):
-        raise ArgumentTypeError(key, entries, "be a list with one value for each layer")
     scalars.check_length(key, entries, limits.LAYERS)
     if entries and len(entries) < count:
         raise ArgumentError(key, entries, f"have a value for each of {count} layers")

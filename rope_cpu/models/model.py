@@ -8,14 +8,14 @@ know, and from a path in `gguf`. `reader` chooses one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any, ClassVar
 
 from rope_cpu.arguments import limits, scalars
-from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.frequencies.rope_types import MISSING
 from rope_cpu.frequencies.spec import RopeSpec, placed
@@ -29,8 +29,12 @@ from rope_cpu.models.layer import (
 )
 from rope_cpu.models.model_types import PAIRING_KEY, UNKNOWN, Config, ModelFacts
 
-HEADS_KEYS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "dit_heads")
-KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
+# The keys of the numbers of query heads and of key/value heads, the last ones of GGUF files.
+HEADS_KEYS = (
+    *("num_attention_heads", "n_head", "num_heads", "n_heads", "dit_heads"),
+    "attention.head_count",
+)
+KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "attention.head_count_kv")
 
 RopeParameters = dict[str, Any]
 
@@ -68,8 +72,6 @@ class Model(ABC):
         What to know about the positions, likewise.
     axes : sequence of str
         The position axes, keys of axes.json. A text model with three has those of M-RoPE instead.
-    heads_keys, kv_heads_keys : sequence of str
-        The keys of the numbers of query heads and of key/value heads; the first one present counts.
 
     Examples
     --------
@@ -92,8 +94,6 @@ class Model(ABC):
     pairing_note: str | None = None
     position_note: str | None = None
     axes: Sequence[str] = ("token",)
-    heads_keys: Sequence[str] = HEADS_KEYS
-    kv_heads_keys: Sequence[str] = KV_HEADS_KEYS
 
     def spec(
         self,
@@ -165,8 +165,8 @@ class Model(ABC):
         if layer is None:
             layer_type = layer_type or own_type
         spec = self._build_spec((layer_type, layer), None, angle_dtype)
-        layer_type = self.type_of(layer_type, layer)
-        if own_type not in (None, layer_type):
+        types = {kind.layer_type for kind in self.select(layer_type, layer)}
+        if own_type is not None and types != {own_type}:
             rule = f"be that of layers with an indexer, {shown(own_type)}"
             raise ArgumentError("layer_type", layer_type, rule)
         if interleaved is None:
@@ -191,111 +191,78 @@ class Model(ABC):
         return layers_of(self.values, self.rope_parameters)
 
     @cached_property
-    def kinds(self) -> Mapping[str | None, Sequence[Layer]]:
-        """The layers of each type that differ; without a number of layers one for each section."""
-        if not self.layers:
-            sections = self.rope_parameters.items()
-            return {name: [Layer(layer_type=name, rope_parameters=part)] for name, part in sections}
-        found: dict[str | None, list[Layer]] = {}
-        for layer in {id(layer): layer for layer in self.layers}.values():
-            found.setdefault(layer.layer_type, []).append(layer)
+    def types(self) -> Mapping[str | None, Sequence[Layer]]:
+        """The layers that differ: of each type, and under None all of them.
+
+        They stand for those of a section if no layer has its type, or if their number is not known.
+        """
+        sections = self.rope_parameters or {None: {}}
+        kinds = [*{id(layer): layer for layer in self.layers}.values()]
+        found: dict[str | None, list[Layer]]
+        found = {None: kinds or [layer_of(name, sections) for name in sections]}
+        for kind in kinds:
+            if kind.layer_type is not None:
+                found.setdefault(kind.layer_type, []).append(kind)
+        for name in {*sections, *(self.values.get("layer_types") or ())} - found.keys():
+            found[name] = [layer_of(name, sections)]
         return found
 
-    @cached_property
-    def known_types(self) -> Set[str | None]:
-        """The layer types of the config and of the model's code."""
-        listed = self.values.get("layer_types") or ()
-        return {*listed, *(layer.layer_type for layer in self.layers)}
+    def at(self, name: str, index: int, own_keys: bool = False) -> Layer:
+        """Return the layer of an index, the argument `name` of a caller.
 
-    @cached_property
-    def rotated_types(self) -> Set[str | None]:
-        """The types of rotated layers; None among them stands for no type."""
-        kinds = chain(*self.kinds.values())
-        return {kind.layer_type for kind in kinds if kind.rope_parameters is not None}
-
-    def type_of(self, layer_type: str | None, layer: int | None) -> str | None:
-        """Return the type of a layer, or the type that was asked for, or that of rotated layers.
-
-        None if they have none, or several.
+        own_keys: refuse layers that reuse keys and values of an earlier layer.
         """
-        if layer is not None and layer < len(self.layers):
-            return self.layers[layer].layer_type
-        if layer_type is None and len(self.rotated_types) == 1:
-            return next(iter(self.rotated_types))
-        return layer_type
+        number = scalars.whole_number(name, index, 0)
+        count = len(self.layers) - (self.attention.shared_layers if own_keys else 0)
+        if number >= count:
+            known = count if self.layers else "`num_hidden_layers` (not known)"
+            own = " with keys of their own" if own_keys else ""
+            raise ArgumentError(name, number, f"be below {known}, the number of layers{own}")
+        return self.layers[number]
 
-    def select(
-        self, layer_type: str | None = None, layer: int | None = None
-    ) -> tuple[str | None, Config]:
-        """Return the layer type and the rope parameters of a layer, or of the layers of a type.
+    def select(self, layer_type: str | None, layer: int | None) -> Sequence[Layer]:
+        """Return the layer of an index, or the layers of a type, or of all types, that differ.
 
-        layer_type, layer: at most one may be given; without both, all rotated layers are selected,
-        and must be alike. The returned layer type is None if the model has one section for all
-        layers and none was asked for.
+        layer_type, layer: at most one may be given. Layers without rope parameters are left
+        out, unless all of them are.
         """
-        sections = self.rope_parameters
-        if layer_type is None and layer is None and len(sections) == 1:
-            layer_type = next(iter(sections))
-        asked: tuple[str, Any] = ("layer_type", layer_type)
         if layer is not None:
-            asked = ("layer", layer)
-            found: Sequence[Layer] = [self._at(layer_type, layer)]
-            layer_type = found[0].layer_type
-        elif layer_type is None:
-            found = [*chain(*self.kinds.values())]
+            found: Sequence[Layer] = [self.at("layer", layer)]
+            is_unknown = found[0].layer_type is None and self.rope_parameters.keys() != {None}
+            if layer_type is not None or is_unknown:
+                rule = "be left out if `layer_type` is given, or if the config has no `layer_types`"
+                raise ArgumentError("layer", layer, rule)
+        elif layer_type in self.types:
+            found = self.types[layer_type]
         else:
-            found = self.kinds.get(layer_type) or [self._without_layers(layer_type)]
-        own = [kind.rope_parameters for kind in found if kind.rope_parameters is not None]
-        if not own:
-            remedy = f"those of type {shown(layer_type)} are not" if layer_type else ""
-            raise ArgumentError(*asked, "select a layer that is rotated", remedy)
-        names = {kind.layer_type for kind in found if kind.rope_parameters is not None}
-        if not own[0] or (len(names) > 1 and None not in sections):
-            raise self._type_error(layer_type)
-        if any(section != own[0] for section in own):
-            thetas = [section["rope_theta"] for section in own]
-            rule = f"select layers of one rope_theta, not of {shown(thetas)}"
-            raise ArgumentError(*asked, rule, "give `layer` or `layer_type`")
-        return layer_type if None in sections else names.pop(), own[0]
+            raise self._selection_error("layer_type", layer_type)
+        return [kind for kind in found if kind.rope_parameters] or found
 
-    def _without_layers(self, layer_type: str) -> Layer:
-        """Return a layer of a type that no layer has, or whose layers are unknown."""
-        if layer_type not in {*self.rope_parameters, *self.known_types}:
-            raise self._type_error(layer_type)
-        return layer_of(layer_type, self.rope_parameters)
+    def section(self, layer_type: str | None, layer: int | None) -> Config:
+        """Return the rope parameters that the selected layers share."""
+        layers = self.select(layer_type, layer)
+        sections = [kind.rope_parameters for kind in layers]
+        section: Config | None = self._shared("rope parameters", sections)
+        if not section:
+            name, asked = ("layer_type", layer_type) if layer is None else ("layer", layer)
+            raise self._selection_error(name, asked)
+        return section
 
-    def _at(self, layer_type: str | None, layer: int) -> Layer:
-        """Return a layer by its index."""
-        index = scalars.whole_number("layer", layer, 0)
-        rule = ""
-        if layer_type is not None:
-            rule = f"be left out, as `layer_type` is {shown(layer_type)}"
-        elif not self.layers:
-            rule = "be left out: the config does not say how many there are (`num_hidden_layers`)"
-        elif index >= len(self.layers):
-            rule = f"be below {len(self.layers)}, the number of layers"
-        elif self.layers[index].layer_type is None and self.rope_parameters.keys() != {None}:
-            rule = "be left out, as the config has no `layer_types`; give `layer_type`"
-        if rule:
-            raise ArgumentError("layer", index, rule)
-        return self.layers[index]
+    def _shared(self, name: str, values: Sequence[Any]) -> Any:
+        """Return the value that layers share; raise ValueError, which names values that differ."""
+        distinct = [*values[:1], *(value for value in values if value != values[0])]
+        if len(distinct) != 1:
+            finding = Finding(f"selects layers whose {name} are {shown(distinct[:2])}")
+            raise self._selection_error("layer_type", finding)
+        return distinct[0]
 
-    def _type_error(self, layer_type: str | None) -> ArgumentError:
-        """Return the error for a layer type without rope parameters, or for several types."""
-        sections = self.rope_parameters
-        remedy = ""
-        if None in sections:
-            listed = cut(", ".join(sorted(repr(name) for name in self.known_types if name)))
-            rule = "be left out, as this config has one rotation for all rotated layers"
-            remedy = f"or give one of {listed}" if listed else ""
-            return ArgumentError("layer_type", layer_type, rule, remedy)
-        listed = cut(", ".join(repr(name) for name in sections if sections[name]))
-        rule = (
-            f"be one of {listed}" if listed else "have rope parameters, which no rotated type has"
-        )
-        if layer_type is None and any(layer.rope_parameters for layer in self.layers):
-            remedy = "or give `layer`"
-        return ArgumentError("layer_type", layer_type, rule, remedy)
+    def _selection_error(self, name: str, value: object) -> ArgumentError:
+        """Return the error for layers that are not rotated, or not alike."""
+        kinds = chain(*self.types.values())
+        types = {kind.layer_type for kind in kinds if kind.rope_parameters and kind.layer_type}
+        listed = cut(", ".join(map(repr, sorted(types)))) or "none"
+        rule = f"select a layer that is rotated, or several alike (types: {listed})"
+        return ArgumentError(name, value, rule, "or give `layer`")
 
     def heads(self, layer_type: str | None = None, layer: int | None = None) -> tuple[int, int]:
         """Return the numbers of query heads and of key/value heads.
@@ -325,50 +292,42 @@ class Model(ABC):
         >>> read({"model_type": "mistral"}).heads()
         (32, 8)
         """
-        layer_type = self.type_of(layer_type, layer)
-        heads = self._head_count(self.heads_keys, layer_type, layer)
-        if heads is None:
-            listed = ", ".join(self.heads_keys)
-            raise ValueError(f"the config lacks the number of heads; add one of {listed}")
+        heads = self._head_count(HEADS_KEYS, layer_type, layer)
         if self.is_latent:
             return heads, 1
-        kv_heads = self._head_count(self.kv_heads_keys, layer_type, layer) or heads
+        kv_heads = self._head_count(KV_HEADS_KEYS, layer_type, layer, heads)
         # The default of a model type need not suit a file that lacks the number.
-        is_default = kv_heads in map(self.facts.defaults.get, self.kv_heads_keys)
+        is_default = kv_heads in map(self.facts.defaults.get, KV_HEADS_KEYS)
         if heads % kv_heads and not is_default:
             rule = f"divide the number of query heads, {heads}"
             remedy = "take both numbers from the config of the model"
-            raise ArgumentError(self.kv_heads_keys[0], kv_heads, rule, remedy)
+            raise ArgumentError(KV_HEADS_KEYS[0], kv_heads, rule, remedy)
         return heads, kv_heads
 
     def _head_count(
-        self, keys: Sequence[str], layer_type: str | None, layer: int | None
-    ) -> int | None:
-        """Return the number under the first key that is present; None if there is none.
+        self,
+        keys: Sequence[str],
+        layer_type: str | None,
+        layer: int | None,
+        default: object = MISSING,
+    ) -> int:
+        """Return the number under the first key that is present.
 
-        Of a list by layer, the entry of a layer, or the one of all layers of a type: those that are
-        not rotated, or have none, do not count.
+        In a list by layer, 0 stands for a layer without heads.
         """
-        values = self.values_of(layer_type)
-        key = next((key for key in keys if key in values), None)
-        if key is None:
-            return None
-        number = values[key]
-        if not isinstance(number, list | tuple):
-            return scalars.whole_number(key, number, 1, limits.HEADS)
-        entries = scalars.whole_numbers(key, number, 0, most=limits.HEADS, longest=limits.LAYERS)
-        if layer is not None and layer < len(entries):
-            return scalars.whole_number(key, entries[layer], 1, limits.HEADS)
-        alike = [Layer(layer_type=layer_type)] * len(entries)
-        distinct = {
-            entry
-            for entry, own in zip(entries, self.layers or alike, strict=False)
-            if entry and own.rope_parameters is not None and layer_type in (None, own.layer_type)
-        }
-        if len(distinct) != 1:
-            rule = f"be one number for the layers of `layer_type` {shown(layer_type)}"
-            raise ArgumentError(key, sorted(distinct), rule, "give `layer`")
-        return distinct.pop()
+        layers = self.select(layer_type, layer)
+        values = self._values_of(layers)
+        key = next((key for key in keys if key in values), keys[0])
+        number = values.get(key, default)
+        if isinstance(number, list | tuple):
+            entries = scalars.whole_numbers(
+                key, number, 0, most=limits.HEADS, longest=limits.LAYERS
+            )
+            ids = {id(kind) for kind in layers}
+            owners = self.layers or [layers[0]] * len(entries)
+            own = [n for n, owner in zip(entries, owners, strict=False) if n and id(owner) in ids]
+            number = self._shared(key, own if layer is None else entries[layer : layer + 1])
+        return scalars.whole_number(key, number, 1, limits.HEADS)
 
     @property
     def is_known(self) -> bool:
@@ -386,14 +345,14 @@ class Model(ABC):
         key = "max_position_embeddings"
         return scalars.whole_number(key, self.values.get(key, 0), 0)
 
-    def values_of(self, layer_type: str | None) -> Config:
-        """Return the values of layers of a type."""
-        own = self.own_values.get(layer_type)
-        return {**self.values, **own} if own else self.values
+    def _values_of(self, layers: Sequence[Layer]) -> Config:
+        """Return the values that layers share."""
+        own = [self.own_values.get(kind.layer_type, {}) for kind in layers]
+        return {**self.values, **self._shared("values", own)} if self.own_values else self.values
 
-    def head_dim(self, layer_type: str | None) -> int:
+    def head_dim(self, layer_type: str | None, layer: int | None) -> int:
         """Return the width of a head vector, or of its rotated part with latent attention (MLA)."""
-        values = self.values_of(layer_type)
+        values = self._values_of(self.select(layer_type, layer))
         key = "qk_rope_head_dim" if self.is_latent else "head_dim"
         width = values.get(key)
         if width is None:  # it follows from the hidden size and the number of heads
@@ -417,16 +376,25 @@ class Model(ABC):
         known: Collection[str],
         index: int | None = None,
         layer_type: str | None = None,
+        stated: Container[str] = (),
     ) -> Layer:
         """Return one layer, the layers of one type, or all rotated layers, which must be alike.
 
         facts: those of `attention`, perhaps changed. known: see `Layer.refuse_unknown`. index,
-        layer_type: at most one may be given. Raises ValueError or TypeError for other facts, and if
+        layer_type: at most one may be given. stated: the names of facts that the caller states; of
+        an unknown model type all must be. Raises ValueError or TypeError for other facts, and if
         the config does not determine the layer.
         """
-        # An index that there is not is refused later.
-        own = self.layers[index : index + 1] if index is not None else ()
-        is_rotated = None not in [layer.rope_parameters for layer in own]
+        unstated = [f"--set {name}={value}" for name, value in _USUAL.items() if name not in stated]
+        if self.unknown_type is not None and unstated:
+            raise ValueError(
+                f"`model_type` is {self.unknown_type}, whose attention is not known; give "
+                "`AttentionLayer` or `export_attention` its arguments yourself, or state them to "
+                f"the command: {' '.join(unstated)}"
+            )
+        layers = self.select(layer_type, index)
+        section = layers[0].rope_parameters
+        is_rotated = index is None or section is not None
         facts = facts if is_rotated else facts.without_rotation()
         facts.refuse_unknown(known)
         if facts.qk_norm is not None and facts.norm_epsilon is None:
@@ -439,16 +407,14 @@ class Model(ABC):
             if facts.qk_norm == "after" and factor != 1:  # the norms undo it
                 rule = f"follow a rotation with an attention factor of {factor:.6g}"
                 raise ValueError(f"norms of queries and keys {rule}")
-        layer_type = self.type_of(layer_type, index)
-        window = self._window(facts, layer_type)
         num_heads, num_kv_heads = self.heads(layer_type, index)
-        width = self.head_dim(layer_type) if spec is None else spec.head_dim
-        section = (own[0] if own else layer_of(layer_type, self.rope_parameters)).rope_parameters
+        width = self.head_dim(layer_type, index) if spec is None else spec.head_dim
+        types = {kind.layer_type for kind in layers}
         return replace(
             facts,
             **(_WITHOUT_NORMS if facts.qk_norm is None else {}),
-            index=index,
-            layer_type=layer_type,
+            index=None if index is None else int(index),
+            layer_type=types.pop() if len(types) == 1 else None,
             rope_parameters=section,
             spec=spec,
             num_heads=num_heads,
@@ -456,31 +422,30 @@ class Model(ABC):
             head_dim=width,
             value_dim=width,
             scale=width**-0.5 if facts.scale is None else facts.scale,
-            window=window or None,
+            window=self._shared("windows", [_window(facts, kind.layer_type) for kind in layers]),
             softcap=facts.softcap or None,
             query_factors=query_factors(facts.query_scale, {**self.values, **(section or {})}),
         )
 
-    def _window(self, facts: Layer, layer_type: str | None) -> int | None:
-        """Return the number of keys that a query attends to in layers of a type, None for all keys.
 
-        Raises ValueError if the type is needed and not given, or if its attention is not known.
-        """
-        types = self.rotated_types
-        differs = facts.window is not None and not facts.window_in_all_layers
-        if layer_type is None and len(types) > 1 and differs:
-            listed = cut(", ".join(sorted(map(str, types))))
-            raise ValueError(f"layers differ ({listed}); give `layer` or `layer_type`")
-        if layer_type not in (None, *FULL_LAYERS, *WINDOW_LAYERS):
-            raise ValueError(f"the attention of layers of type {shown(layer_type)} is not known")
-        if layer_type is None and differs:
-            raise ValueError(
-                f"it is not known which layers have the window of {facts.window} keys "
-                "(`sliding_window`), and the layer type is None; add `layer_types` to the config, "
-                "or give --set window=N, or window=none for all keys, to the command"
-            )
-        return None if differs and layer_type in FULL_LAYERS else facts.window
+def _window(facts: Layer, layer_type: str | None) -> int | None:
+    """Return the number of keys that a query attends to in layers of a type, None for all keys."""
+    if layer_type not in (None, *FULL_LAYERS, *WINDOW_LAYERS):
+        raise ValueError(f"the attention of layers of type {shown(layer_type)} is not known")
+    if facts.window is None or facts.window_in_all_layers:
+        return facts.window or None
+    if layer_type is None:
+        raise ValueError(
+            f"it is not known which layers have the window of {facts.window} keys "
+            "(`sliding_window`), and the layer type is None; add `layer_types` to the config, "
+            "or give --set window=N, or window=none for all keys, to the command"
+        )
+    return None if layer_type in FULL_LAYERS else facts.window or None
 
+
+# Parts of the attention that no key of an unknown model type's config decides, and usual values.
+_USUAL = {"causal": "true"}
+_USUAL |= dict.fromkeys(("qk_norm", "scale", "window", "softcap", "sinks"), "none")
 
 # The facts of norms in a layer without.
 _NORMS = ("v_norm", "norm_weighted", "norm_offset", "norm_epsilon")

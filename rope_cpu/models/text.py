@@ -66,9 +66,8 @@ class TextModel(Model):
         if self.lacks_base:
             remedy = "transformers 5 leaves a null where `config.rope_scaling` is assigned"
             raise ArgumentError("rope_theta", MISSING, "be a number in the config", remedy)
-        layer_type, parameters = self.select(*asked)
-        section = dict(parameters)
-        width = self.head_dim(layer_type)
+        section = dict(self.section(*asked))
+        width = self.head_dim(*asked)
         rotary_dim = section.pop("rotary_dim", None)
         # The factor does not apply to a latent head, whose rotated width is given, and not to
         # models that always rotate the whole head.
@@ -90,7 +89,7 @@ class TextModel(Model):
         if facts.rotates == "backwards":
             spec = reverse_direction(spec)
         if facts.rotates == "first head":
-            is_first = np.arange(self.heads(layer_type)[0]) == 0
+            is_first = np.arange(self.heads(*asked)[0]) == 0
             spec = with_still_pairs(spec, spec.inv_freq * is_first[:, None])
         if mrope_section is None:
             return spec

@@ -56,14 +56,19 @@ def test_errors_of_output_files_do_not(tmp_path, capsys):
 
 GEMMA = {"model_type": "gemma3_text", "num_hidden_layers": 34}
 GEMMA |= {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16}
-NO_TYPE = "`--layer-type` is not given; it must be one of 'sliding_attention', 'full_attention'"
+DEFAULT = ", 'rope_type': 'default'}"
+NO_TYPE = (
+    "`--layer-type` selects layers whose rope parameters are "
+    f"[{{'rope_theta': 10000.0{DEFAULT}, {{'rope_theta': 1000000.0{DEFAULT}]; it must select a "
+    "layer that is rotated, or several alike (types: 'full_attention', 'sliding_attention')"
+)
 INT8 = "export -o a.onnx --layer-type full_attention --attention --cache-dtype int8 --target ort"
 
 
 @pytest.mark.parametrize(
     ("words", "start"),
     [
-        ("export -o a.onnx --layer-type x", "`--layer-type` is 'x'; it must be one"),
+        ("export -o a.onnx --layer-type x", "`--layer-type` is 'x'; it must select"),
         ("export -o a.onnx", f"{NO_TYPE}; or give --layer; see"),
         ("export -o a.onnx --attention", f"{NO_TYPE}; or give --layer; see"),
         ("bench --list --config", f"{NO_TYPE}; see"),

@@ -190,7 +190,7 @@ TENSORS_REFUSED = [
     (
         ({}, LLAMA | {"num_kv_shared_layers": 2}, 2),
         ValueError,
-        "`layer` is 2; it must be below 1: l",
+        "`layer` is 2; it must be below 1, the number of layers with keys of their own",
     ),
     (("missing.safetensors", LLAMA, 0), FileNotFoundError, "No such file"),
 ]
@@ -215,7 +215,7 @@ def test_names_are_escaped_in_errors(parts):
         ),
         (lambda: export.attention_weights({**tensors, **strings(tensors)}, LLAMA, 1), "numbers"),
         (lambda: export.attention_options(MARKED), "attention is not known"),
-        (lambda: export.attention_options(LLAMA | types), "layers differ"),
+        (lambda: export.attention_options(LLAMA | types), "is not known"),
     ):
         with pytest.raises((TypeError, ValueError), match=text) as caught:
             call()
@@ -273,18 +273,18 @@ BAILING = of_type("bailing_moe", use_qk_norm=True, rope_theta=1e4)
 CHUNKED = of_type("gemma4_text", attention_chunk_size=4)
 NO_OPTIONS = [
     (LLAMA, {"layer": 3}, "`layer` is 3; it must be below 3"),
-    (of_type("gemma2"), {}, "layers differ"),
-    (of_type("gemma2"), {"layer_type": "local"}, "give one of 'full_attention', 'sliding_att"),
-    (of_type("gemma3_text", num_hidden_layers=6), {}, "`layer_type` is None; it must be one of"),
+    (of_type("gemma2"), {}, r"layers whose windows are \[4096, None\]"),
+    (of_type("gemma2"), {"layer_type": "local"}, r"types: 'full_attention', 'sliding_att"),
+    (of_type("gemma3_text", num_hidden_layers=6), {}, "layers whose rope parameters are"),
     (of_type("cohere2"), {"layer_type": "full_attention"}, "layer that is rotated"),
     (BAILING, {}, "lacks the epsilon of the norms; add rms_norm_eps"),
     (CHUNKED, {"layer_type": "full_attention"}, "norms of values"),
-    (of_type("my_own", rope_theta=1e4), {}, "`export_attention` these arguments yourself"),
+    (of_type("my_own", rope_theta=1e4), {}, "`export_attention` its arguments yourself"),
     (of_type(None, rope_theta=1e4), {"layer": 0}, "`model_type` is None, whose attention is not"),
     (
         of_type("xyz", use_qk_norm=True, rope_theta=1e4),
         {},
-        r"sinks\), nor the meaning of use_qk_norm; give",
+        "`model_type` is 'xyz', whose attention is not known; give",
     ),
 ]
 

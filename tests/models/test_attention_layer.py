@@ -235,12 +235,16 @@ FALCON = of_type("falcon", num_key_value_heads=None, new_decoder_architecture=Tr
 REFUSED = [
     (of_type("llama"), 4, "`index` is 4; it must be below 4, the number of layers"),
     (of_type("llama"), True, "`index` is True; it must be an integer"),
-    (of_type("gemma3n_text", num_kv_shared_layers=1), 3, "below 3: later layers reuse keys"),
+    (
+        of_type("gemma3n_text", num_kv_shared_layers=1),
+        3,
+        "below 3, the number of layers with keys of their own",
+    ),
     (of_type("llama", num_key_value_heads=3), 0, "_heads` is 3; it must divide .* heads, 4"),
     (of_type("llama", num_key_value_heads=8), 0, "_heads` is 8; it must divide .* heads, 4"),
     (FALCON | {"num_kv_heads": 3}, 0, "_heads` is 3; it must divide .* heads, 4"),
-    (of_type("my_own", rope_theta=1e4), 0, "attention is not known .*; give `AttentionLayer`"),
-    (PALIGEMMA, 0, "among tokens of image and prompt; .*give its `text_config`"),
+    (of_type("my_own", rope_theta=1e4), 0, "attention is not known; give `AttentionLayer`"),
+    (PALIGEMMA, 0, "among tokens of image and prompt .*give its `text_config`"),
     (PALIGEMMA | {"num_attention_heads": 4}, 0, "among tokens of image and prompt"),
     (of_type("llama4_text"), 0, "chunks of 8192 tokens"),
     (of_type("olmo2"), 0, "over the whole projection, which is not supported"),
@@ -251,7 +255,7 @@ REFUSED = [
     ({"text_config": of_type("qwen2")}, 0, "`model_type` is '', whose attention is not known"),
     (of_type("llama", auto_map=MY_CODE), 0, "`auto_map` has 'modeling_my.MyForCausalLM', no class"),
     (of_type("llama", auto_map=OTHER_TASK), 0, "`auto_map` has 'bidirectional.LlamaModel'"),
-    (GEMMA4, 0, "of an image, in sliding layers; .*give .* without `use_bidirectional_attention`"),
+    (GEMMA4, 0, "of an image, in sliding layers .*give .* without `use_bidirectional_attention`"),
     (of_type("pangu_ultra_moe"), 0, "latent attention"),
     (of_type("KeyeVL2", sa_config={"top_k": 8}), 0, "an indexer chooses its keys"),
     (

@@ -33,10 +33,10 @@ def test_layer_types(given: dict[str, Any]) -> None:
     )
     np.testing.assert_allclose(full.inv_freq, inv_freq(64, 1e6) / 8, rtol=1e-14)
     np.testing.assert_allclose(local.inv_freq, inv_freq(64, 1e4), rtol=1e-14)
-    words = r"`layer_type` is None; .*'full_attention'.*; or give `layer`"
+    words = r"layers whose rope parameters are .* \(types: 'full_attention', 'slid"
     with pytest.raises(ValueError, match=words):
         read(GEMMA3, given)
-    with pytest.raises(ValueError, match="`layer_type` is 'local'; it must be one of"):
+    with pytest.raises(ValueError, match=r"`layer_type` is 'local'; .* \(types: 'full_attention',"):
         read(GEMMA3, given, layer_type="local")
 
 
@@ -101,7 +101,9 @@ def test_layers_whose_base_is_0_are_not_rotated() -> None:
     assert read(GRANITE, layer_type="sliding_attention") == read(GRANITE, layer=0)
     with pytest.raises(ValueError, match="`layer` is 2; it must select a layer that is rotated"):
         read(GRANITE, layer=2)
-    with pytest.raises(ValueError, match=r"`layer_type` is None; .* \[10000.0, 5000000.0\]; give"):
+    with pytest.raises(
+        ValueError, match=r"are \[{'rope_theta': 10000.0}, {'rope_theta': 5000000.0}\];"
+    ):
         read(GRANITE)
 
 
@@ -163,11 +165,11 @@ LAYERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ),
     (LLAMA | TWO, {"layer": 2}, "`layer` is 2; it must be below 2"),
     (LLAMA | TWO, {"layer": -1}, "`layer` is -1"),
-    (of("plamo2"), FIRST, "`layer` is 0; it must be left out: the config does not say"),
-    (GRANITE, FIRST | FULL, "`layer` is 0; it must be left out, as `layer_type` is 'f"),
-    (of("lara_mini", **TWO), FIRST, "`layer` is 0; it must be left out, as the config has"),
+    (of("plamo2"), FIRST, r"`layer` is 0; it must be below `num_hidden_layers` \(not known\)"),
+    (GRANITE, FIRST | FULL, "`layer` is 0; it must be left out if `layer_type` is given"),
+    (of("lara_mini", **TWO), FIRST, "`layer` is 0; it must be left out .*no `layer_types`"),
     (of("cohere2", sliding_window_pattern="LG", **TWO), FIRST, "the config has no `layer_types`"),
-    (UNLISTED, {"interleaved": False}, "it must be one of 'a', 'b'$"),
+    (UNLISTED, {"interleaved": False}, r"`layer_type` is None; .* \(types: 'a', 'b'\)"),
     (of("kolibri1"), FULL, "it must select a layer that is rotated"),
     (of("qwen3_next"), LINEAR, "it must select a layer that is rotated"),
 ]
@@ -199,7 +201,7 @@ def test_a_model_of_one_layer_type_needs_no_layer_type(name: str) -> None:
 def test_a_layer_type_where_there_is_one_rotation() -> None:
     layered = {**LLAMA, "layer_types": ["full_attention", "sliding_attention"]}
     assert read(layered, layer_type="full_attention") == read(LLAMA)
-    with pytest.raises(ValueError, match="`layer_type` is 'full_attention'; it must be left out"):
+    with pytest.raises(ValueError, match=r"`layer_type` is 'full_attention'; .*types: none"):
         read(LLAMA, layer_type="full_attention")
 
 
@@ -316,10 +318,42 @@ def test_malformed_keys_of_single_types_are_refused_by_name(keys: dict[str, Any]
         read(keys)
 
 
+def test_a_base_of_each_layer_beside_the_layers_that_are_rotated() -> None:
+    given = GRANITE | {"layer_rope_theta": [1e4, 5e6, 1e4], "no_rope_layers": [1, 0, 1]}
+    assert read(given) == read(GRANITE, layer=0)
+    with pytest.raises(ValueError, match=r"`layer` is 1; .* that is rotated"):
+        read(given, layer=1)
+
+
+def test_layer_types_whose_rotations_are_equal_need_none() -> None:
+    sections = {name: {"rope_type": "default", "rope_theta": 1e4} for name in TWO_TYPES}
+    assert read(GEMMA3, {"rope_parameters": sections}) == read(GEMMA3, OLD_GEMMA, layer=0)
+
+
+def test_a_count_of_layers_may_be_a_numpy_integer() -> None:
+    assert len(reader.read(FOUR_HEADS | {"num_hidden_layers": np.int64(3)}).layers) == 3
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        (of("qwen2", use_sliding_window=True, max_window_layers=0), "SS"),
+        (of("qwen2", use_sliding_window=True, max_window_layers=1), "FS"),
+        (of("bamba", attn_layer_indices=(1,)), "LF"),
+        (of("deepseek_v4", compress_ratios=(0, 4)), "mc"),
+    ],
+    ids=str,
+)
+def test_layer_types_by_the_rule_of_the_models_code(keys: dict[str, Any], expected: str) -> None:
+    layers = reader.read(FEW | TWO | keys).layers
+    names = {"sliding_attention": "S", "full_attention": "F", "linear_attention": "L"}
+    assert "".join(names.get(str(x.layer_type), str(x.layer_type)[0]) for x in layers) == expected
+
+
 def test_parameters_of_unrotated_layers_alone_are_refused() -> None:
     section = {"rope_type": "default", "rope_theta": 500000.0}
     given = of("exaone4", rope_parameters={"full_attention": section})
-    with pytest.raises(ValueError, match="those of type 'full_attention' are not"):
+    with pytest.raises(ValueError, match="select a layer that is rotated"):
         read(FOUR_HEADS, given)
 
 
