@@ -31,7 +31,7 @@ from rope_cpu.arguments import scalars
 from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.models.keys import objects
 from rope_cpu.models.layer import WINDOW_LAYERS, Layer, rule_keys, window
-from rope_cpu.models.model_types import Config, ModelFacts, data, model_facts, value_at
+from rope_cpu.models.model_types import UNKNOWN, Config, ModelFacts, data, model_facts, value_at
 
 _EMPTY: Config = {}
 
@@ -52,21 +52,17 @@ _STATES = [(re.compile(pattern), fact) for pattern, fact in KEYS["states"].items
 
 
 def attention_of(
-    model_types: Set[str | None],
-    values: Config,
-    source: Config = _EMPTY,
-    beside: Config = _EMPTY,
-    model_type: str | None = None,
+    model_type: str | None, values: Config, source: Config = _EMPTY, beside: Config = _EMPTY
 ) -> Layer:
     """Return the facts that the layers of a language model share.
 
-    model_types: its model type, and the one it inherits facts from. values: its config under
-    standard names. source: the whole file. beside: the same, if the language model is a part of it
-    with a type of its own. model_type: that of the layers.
+    model_type: its own. values: its config under standard names. source: the whole file. beside:
+    the same, if the language model is a part of it with a type of its own.
     """
     # A whole file with these heads is the language model's own, whatever type it names.
     is_own = not beside and "num_attention_heads" in source
-    types = {*model_types, None if is_own else source.get("model_type")}
+    like = (model_facts(str(model_type)) or UNKNOWN).like
+    types = {model_type, like, None if is_own else source.get("model_type")}
     latent_keys = {"qk_rope_head_dim", "kv_lora_rank"}
     row = _row(types, values)
     other_keys = FACTS["other_keys"] | row.pop("other_keys", {})

@@ -173,6 +173,4 @@ def is_neutral(key: str, value: Any) -> bool:
     """Return True for a value that leaves the rotation as it is without the key."""
     if isinstance(value, bool) or (value == 1 and re.search(KEYS["flags"], str(key))):
         return bool(value) is (_ASKS.fullmatch(str(key)) is not None)
-    if isinstance(value, int | float):
-        return value == 1
-    return value in (None, "default", "rope", "rotary", "") or value in ({}, [], ())
+    return value in (None, 1, "default", "rope", "rotary", "", {}, [], ())

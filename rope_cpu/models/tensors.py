@@ -27,24 +27,20 @@ from rope_cpu.weight_pairing import convert_weight
 # Dtypes of safetensors files that weights may have; tensors of others can be listed, but not read.
 _READ = ("F64", "F32", "F16", "BF16")
 
-INDEX_SUFFIX = ".safetensors.index.json"
 # The weights in the folder of a model, in the order in which transformers looks for them.
-FOLDER_FILES = ("model.safetensors", f"model{INDEX_SUFFIX}")
+FOLDER_FILES = ("model.safetensors", "model.safetensors.index.json")
 
 
 def open_tensors(path: str | PathLike[str]) -> dict[str, Path]:
     """Return the file of each tensor of a safetensors file, of an index, or of a folder, by name.
 
-    Raises ValueError if the file is another one, OSError if it cannot be read.
+    Raises ValueError if it is no such file, OSError if it cannot be read.
     """
     file = Path(path)
     if file.is_dir():
-        file = next((file / name for name in FOLDER_FILES if (file / name).is_file()), file)
-    is_index = file.name.endswith(INDEX_SUFFIX)
-    if file.is_dir() or not (is_index or file.suffix == ".safetensors"):
-        rule = f"be a file *.safetensors or *{INDEX_SUFFIX}, or a folder with such a file `model`"
-        raise ArgumentError("tensors", str(path), rule)
-    if is_index:
+        files = [file / name for name in FOLDER_FILES]
+        file = next(filter(Path.is_file, files), files[0])
+    if file.suffix == ".json":
         return _files_of_index(file)
     with _opened(file) as opened:
         return dict.fromkeys(opened.keys(), file)

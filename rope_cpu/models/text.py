@@ -48,8 +48,7 @@ class TextModel(Model):
     @cached_property
     def attention(self) -> Layer:
         """The facts that all layers share."""
-        types = {self.model_type, self.facts.like}
-        return attention_of(types, self.values, self.source, self.beside, self.model_type)
+        return attention_of(self.model_type, self.values, self.source, self.beside)
 
     @cached_property
     def lacks_base(self) -> bool:

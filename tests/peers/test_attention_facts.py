@@ -218,7 +218,7 @@ def test_the_default_of_a_key_for_bidirectional_tokens_is_that_of_its_class(name
 def bidirectional_tokens(model_type, **keys):
     values = {"model_type": f"{model_type}_text", **keys}
     source = {"model_type": model_type, "text_config": values}
-    return attention_of({values["model_type"]}, values, source).bidirectional_tokens
+    return attention_of(values["model_type"], values, source).bidirectional_tokens
 
 
 def test_bidirectional_tokens_of_gemma_follow_the_key():
@@ -227,12 +227,12 @@ def test_bidirectional_tokens_of_gemma_follow_the_key():
         assert not bidirectional_tokens(model_type, use_bidirectional_attention="all")
     assert not bidirectional_tokens("gemma4")
     alone = {"model_type": "gemma4_text", "use_bidirectional_attention": "vision"}
-    assert attention_of({"gemma4_text"}, alone, alone).bidirectional_tokens
+    assert attention_of("gemma4_text", alone, alone).bidirectional_tokens
     assert bidirectional_tokens("gemma3")
     text = {"model_type": "gemma3_text"}
     older = {"model_type": "gemma3", "num_attention_heads": 4}  # of the language model alone
     for source in (text, older):
-        assert attention_of({"gemma3_text"}, text, source).bidirectional_tokens is None
+        assert attention_of("gemma3_text", text, source).bidirectional_tokens is None
 
 
 def test_models_whose_queries_are_scaled_by_position():
@@ -249,7 +249,7 @@ def test_models_whose_queries_are_scaled_by_position():
 @pytest.mark.parametrize("flag", [True, 4, False, 0])
 def test_queries_of_llama4_are_scaled_unless_it_is_switched_off(flag):
     values = {"attn_temperature_tuning": flag}
-    attention = attention_of({"llama4_text"}, values)
+    attention = attention_of("llama4_text", values)
     assert bool(attention.unrotated_query_scale) == bool(flag)
     assert attention.query_scale is None
 
@@ -257,9 +257,9 @@ def test_queries_of_llama4_are_scaled_unless_it_is_switched_off(flag):
 @pytest.mark.parametrize("section", ["rope_parameters", "rope_scaling"])
 def test_the_scale_of_queries_in_a_section_by_layer_type(section):
     values = {section: {"full_attention": {"llama_4_scaling_beta": 0.1}}}
-    assert attention_of({"llama"}, values).query_scale
+    assert attention_of("llama", values).query_scale
     values = {section: {"llama_4_scaling_beta": 0}}
-    assert attention_of({"ministral3"}, values).query_scale is None
+    assert attention_of("ministral3", values).query_scale is None
 
 
 def test_default_layers_of_cross_attention_are_those_of_the_class():
@@ -283,7 +283,7 @@ def test_classes_of_transformers_are_those_of_their_model_types():
     # The encoder of T5Gemma is no class of the decoder, whose attention is answered.
     for model_type, name in set(class_names()) - {("t5gemma", "T5GemmaEncoderModel")}:
         source = {"model_type": model_type, "architectures": [name]}
-        other = attention_of({model_type}, {}, source).other
+        other = attention_of(model_type, {}, source).other
         assert other is None or "architectures" not in other, name
 
 
@@ -306,7 +306,7 @@ OWN_CLASSES = [
 @pytest.mark.parametrize(("model_type", "name"), OWN_CLASSES)
 def test_classes_of_published_files_are_those_of_their_model_types(model_type, name):
     source = {"model_type": model_type, "architectures": [name]}
-    assert "architectures" not in (attention_of({model_type}, {}, source).other or "")
+    assert "architectures" not in (attention_of(model_type, {}, source).other or "")
 
 
 OTHER_CLASSES = {
@@ -325,12 +325,12 @@ def test_a_class_of_another_family_decides_nothing(name):
     model_type = OTHER_CLASSES[name]
     source = {"model_type": model_type, "architectures": ["Model", name]}
     for values, whole in (({}, source), (source, {}), (source, {"model_type": "llava"})):
-        other = attention_of({model_type}, values, whole).other
+        other = attention_of(model_type, values, whole).other
         assert other.startswith("`architectures` has 'Model'")
         whole_name = {**source, "architectures": name}
-        assert name in attention_of({model_type}, {}, whole_name).other
+        assert name in attention_of(model_type, {}, whole_name).other
     unknown = {"model_type": "unknown", "architectures": [name]}
-    assert attention_of({model_type}, {}, unknown).other is None
+    assert attention_of(model_type, {}, unknown).other is None
 
 
 # Files whose weights have other rows than q_proj of transformers, and the type of the rotated part.
