@@ -47,7 +47,13 @@ from .options import (
     Source,
     TargetName,
 )
-from .rope_model import batch_and_sequence, build_rotator, of_axes, position_inputs, position_values
+from .rope_model import (
+    batch_and_sequence,
+    build_rotator,
+    declare_positions,
+    of_axes,
+    position_values,
+)
 from .targets import TARGETS
 from .targets.base import Rotator
 
@@ -222,39 +228,20 @@ def export_attention(
     >>> [value.name for value in model.graph.output]
     ['attention', 'present_key', 'present_value']
     """
+    arguments = locals()
     check_rope(rope)
     arrays = _arrays(weights, qk_norm, sinks)
     # Weights of other than two axes are refused with the shapes.
-    given = AttentionOptions(
-        num_heads=num_heads,
-        num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
-        causal=causal,
-        window=window,
-        softcap=softcap,
-        scale=rope.head_dim**-0.5 if scale is None else scale,
-        mask=mask,
-        positions=positions,
-        max_positions=max_positions,
-        v_head_dim=rope.head_dim if v_head_dim is None else v_head_dim,
-        target=target,
-        dtype=dtype,
-        layout=layout,
-        norm_epsilon=norm_epsilon,
-        norm_offset=norm_offset,
-        past=past,
-        cache=cache,
-        cache_dtype=cache_dtype,
-        batch_chunks=batch_chunks,
-        opset=opset,
-        qk_norm=_source_of(qk_norm),
-        sinks=_source_of(sinks),
-        hidden=math.prod(arrays["q_weight"].shape[1:]) if weights is not None else None,
-        output=math.prod(arrays["o_weight"].shape[:1]) if "o_weight" in arrays else None,
-        name_prefix=name_prefix,
-        names=names,
-        layer=layer,
-    )
-    options = checked_options(given, rope)
+    derived = {
+        "num_kv_heads": num_heads if num_kv_heads is None else num_kv_heads,
+        "scale": rope.head_dim**-0.5 if scale is None else scale,
+        "v_head_dim": rope.head_dim if v_head_dim is None else v_head_dim,
+        "qk_norm": _source_of(qk_norm),
+        "sinks": _source_of(sinks),
+        "hidden": math.prod(arrays["q_weight"].shape[1:]) if weights is not None else None,
+        "output": math.prod(arrays["o_weight"].shape[:1]) if "o_weight" in arrays else None,
+    }
+    options = checked_options(AttentionOptions, arguments | derived, rope)
     if options.hidden is not None:
         options = replace(options, layout="bsd")  # hidden states are (batch, seq, width)
     _check_shapes(arrays, options.array_shapes(rope.head_dim))
@@ -412,8 +399,7 @@ class _ModelBuilder:
             graph.input(nodes.MASK_INPUT, np.int64, [BATCH, columns])
         elif options.is_shared:
             graph.input(nodes.PAST_LENGTHS, np.int64, [BATCH])
-        for declaration in position_inputs(self.rope, self.rotation):
-            graph.input(*declaration)
+        declare_positions(graph, self.rope, self.rotation)
         if options.mask != "none":
             mask_dtype = self.dtype if options.mask == "float" else np.bool_
             graph.input(nodes.MASK_INPUT, mask_dtype, nodes.MASK_SHAPES[options.mask])

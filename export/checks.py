@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
 from functools import partial
@@ -50,12 +50,16 @@ def check_rope(rope: object) -> None:
         raise ArgumentError("rope", finding, "be for one length", _ONE_LENGTH)
 
 
-def checked_options(options: Options, rope: RotaryEmbedding) -> Options:
-    """Return options in plain types.
+def checked_options(
+    kind: type[Options], arguments: Mapping[str, Any], rope: RotaryEmbedding
+) -> Options:
+    """Return the arguments that are options, in plain types.
 
     Raises TypeError or ValueError at the first that is wrong, or that the target cannot express;
     the text names the targets that can.
     """
+    check_rope(rope)
+    options = kind(**{field.name: arguments[field.name] for field in fields(kind)})
     try:
         return _checked_options(options, rope)
     except ArgumentError as error:
@@ -144,7 +148,7 @@ def _check_rotation(options: RopeOptions, rope: RotaryEmbedding) -> None:
     for name, count in zip(("num_heads", "num_kv_heads"), options.heads.values(), strict=False):
         if frequency_heads > 1 and (count is None or count % frequency_heads):
             raise ArgumentError(name, count, f"be a multiple of {frequency_heads}, as in `rope`")
-    if options.tables and (spec.pair_axis is None or frequency_heads > 1):
+    if options.max_positions is not None and (spec.pair_axis is None or frequency_heads > 1):
         rule = (
             "be left out: `rope` has pairs that rotate by several axes, or frequencies per head, "
             "and tables cannot hold such a rotation"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
 
 import onnx
 
@@ -20,9 +19,6 @@ from .options import AttentionOptions, RopeOptions
 from .targets.base import pairing_text
 
 OPTIONS_KEY = "rope_cpu.export"
-
-# Largest number of characters of the options; the most inputs, with long names, need a tenth of it.
-MAX_OPTIONS_LENGTH = 2**16
 
 _MODEL_RULE = "come from this package's export"
 
@@ -101,18 +97,10 @@ def model_metadata(
 def _rotation_entries(rope: RotaryEmbedding) -> dict[str, str]:
     """Return the metadata entries for a rotation and for the version that wrote them."""
     spec = rope.spec
-    rotation = {
-        "rope_type": rope.rope_type,
-        "head_dim": rope.head_dim,
-        "rotary_dim": rope.rotary_dim,
-        "interleaved": rope.interleaved,
-        "blocks": list(rope.blocks),
-        "axes": rope.axes,
-        "attention_factor": rope.attention_factor,
-        "angle_dtype": spec.angle_dtype,
-        "lengths": spec.lengths,
-        "inv_freq": rope.inv_freq.tolist(),
-    }
+    names = ("rope_type", "head_dim", "rotary_dim", "interleaved", "blocks", "axes")
+    rotation = {name: getattr(rope, name) for name in (*names, "attention_factor")}
+    rotation |= {"angle_dtype": spec.angle_dtype, "lengths": spec.lengths}
+    rotation["inv_freq"] = rope.inv_freq.tolist()
     return {"rope_cpu.version": __version__, "rope_cpu.rotation": json.dumps(rotation)}
 
 
@@ -138,7 +126,7 @@ def read_options(model: onnx.ModelProto) -> RopeOptions | AttentionOptions:
         raise ArgumentError("model", finding, rule, "validate them before they are merged")
     ((prefix, text),) = texts.items()
     try:
-        fields = _json_object(text)
+        fields = json.loads(text)
         kind = choice("kind", fields.pop("kind", None), (RopeOptions.kind, AttentionOptions.kind))
         written = fields.get("name_prefix", "")
         if written != prefix:
@@ -146,7 +134,7 @@ def read_options(model: onnx.ModelProto) -> RopeOptions | AttentionOptions:
         if kind == RopeOptions.kind:
             return plain_options(RopeOptions(**fields))
         return plain_options(AttentionOptions(**fields))
-    except (TypeError, ValueError) as error:
+    except (AttributeError, RecursionError, TypeError, ValueError) as error:
         finding = Finding(
             f"has metadata {OPTIONS_KEY!r} of {cut(text)}, which no export of this version writes: "
             f"{cut(str(error))}"
@@ -157,16 +145,3 @@ def read_options(model: onnx.ModelProto) -> RopeOptions | AttentionOptions:
 def _decoded(text: str | bytes) -> str:
     """Return a string of a model; protobuf gives the bytes of one that is not UTF-8."""
     return text if isinstance(text, str) else text.decode(errors="replace")
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    """Return the JSON object in a text; raise ValueError or TypeError unless there is one."""
-    if len(text) > MAX_OPTIONS_LENGTH:
-        raise ValueError(f"it has {len(text)} characters, more than {MAX_OPTIONS_LENGTH}")
-    try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError):
-        raise ValueError("it is not JSON") from None
-    if not isinstance(fields, dict):
-        raise TypeError("it is not a JSON object")
-    return fields

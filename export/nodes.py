@@ -13,9 +13,6 @@ from rope_cpu.rotation.cos_sin import CosSin
 
 from .graph import BATCH, FLOAT64, SEQUENCE, TOTAL, Graph, Shape
 
-# Rows of a table that are computed at a time, so that their float64 values stay small.
-TABLE_ROWS = 8192
-
 PAST_KEY = "past_key"
 PAST_VALUE = "past_value"
 MASK_INPUT = "attention_mask"
@@ -61,20 +58,15 @@ def length_factor(rope: RotaryEmbedding, inverse: bool) -> float:
 
 def cos_sin_tables(
     rope: RotaryEmbedding, rows: int, inverse: bool, dtype: np.dtype[Any]
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return cos and sin of positions 0 … rows − 1, the same on every axis.
+) -> NDArray[Any]:
+    """Return cos and sin of positions 0 … rows − 1, the same on every axis: (2, rows, pairs).
 
-    Each is (rows, pairs), and each value is rounded once to `dtype`.
+    Each value is rounded once to `dtype`.
     """
-    angles = CosSin.from_spec(rope.spec)
+    positions = np.arange(rows, dtype=np.float64).reshape(1, rows, 1)
     operation = "inverse" if inverse else "rotate"
-    tables = np.empty((2, rows, rope.rotary_dim // 2), dtype)
-    for start in range(0, rows, TABLE_ROWS):
-        part = slice(start, start + TABLE_ROWS)
-        ids = np.arange(start, min(start + TABLE_ROWS, rows), dtype=np.float64)
-        positions = np.repeat(ids, rope.axes).reshape(1, -1, rope.axes)
-        tables[:, part] = angles.rounded_table(positions, operation, dtype).reshape(2, len(ids), -1)
-    return tables[0], tables[1]
+    table = CosSin.from_spec(rope.spec).table(positions, operation, str(dtype))
+    return table.reshape(2, rows, -1)
 
 
 def computed_cos_sin(

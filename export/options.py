@@ -80,11 +80,6 @@ class RopeOptions:
         """The dtype of the arithmetic."""
         return FLOAT64 if self.dtype == "float64" else FLOAT32
 
-    @property
-    def tables(self) -> bool:
-        """Whether cos and sin come from tables, rather than being computed in the graph."""
-        return self.max_positions is not None
-
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionOptions:
@@ -133,16 +128,12 @@ class AttentionOptions:
         With positions "past" the graph has no input for positions: they continue from the length of
         the past.
         """
+        names = ("target", "dtype", "num_heads", "num_kv_heads", "max_positions", "opset")
         return RopeOptions(
-            target=self.target,
-            dtype=self.dtype,
             layout="bshd",
             inputs=("q", "k"),
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
             positions="position_ids" if self.positions == "position_ids" else "none",
-            max_positions=self.max_positions,
-            opset=self.opset,
+            **{name: getattr(self, name) for name in names},
         )
 
     def name(self, value: str) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -11,15 +10,13 @@ import onnx
 from rope_cpu import RotaryEmbedding
 from rope_cpu.array_types import Dtype
 
-from .checks import check_rope, checked_options
-from .graph import BATCH, SEQUENCE, Graph, Layout, Shape, tensor_shape
+from .checks import checked_options
+from .graph import BATCH, SEQUENCE, Graph, Layout, tensor_shape
 from .metadata import POSITION_DESCRIPTIONS, model_metadata, rotation_text
 from .nodes import CosSinValues, arange, computed_cos_sin, cos_sin_tables
 from .options import Positions, RopeOptions, TargetName
 from .targets import TARGETS
 from .targets.base import Rotator
-
-TABLE_NAMES = ("cos_cache", "sin_cache")
 
 
 def export_rope(
@@ -101,20 +98,7 @@ def export_rope(
     >>> [value.name for value in model.graph.output]
     ['q_rot', 'k_rot']
     """
-    check_rope(rope)
-    given = RopeOptions(
-        target=target,
-        dtype=dtype,
-        layout=layout,
-        inputs=inputs,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        positions=positions,
-        max_positions=max_positions,
-        inverse=inverse,
-        opset=opset,
-    )
-    options = checked_options(given, rope)
+    options = checked_options(RopeOptions, locals(), rope)
     return _build_model(rope, options, model_metadata(rope, options, metadata))
 
 
@@ -130,8 +114,7 @@ def _build_model(
     }
     for name, shape in shapes.items():
         graph.input(name, dtype, shape)
-    for declaration in position_inputs(rope, options):
-        graph.input(*declaration)
+    declare_positions(graph, rope, options)
     sizes = batch_and_sequence(graph, options.inputs[0], options.layout)
     ids = position_values(graph, rope, options, sizes)
     rotator = build_rotator(graph, rope, options, sizes, ids)
@@ -157,16 +140,14 @@ def _descriptions(options: RopeOptions) -> dict[str, str]:
     return POSITION_DESCRIPTIONS | names | rotated
 
 
-def position_inputs(
-    rope: RotaryEmbedding, options: RopeOptions
-) -> Iterator[tuple[str, Any, Shape]]:
-    """Yield name, dtype and shape of the inputs for positions."""
-    tokens: list[str | int] = ["tokens"] if options.layout == "thd" else [BATCH, SEQUENCE]
+def declare_positions(graph: Graph, rope: RotaryEmbedding, options: RopeOptions) -> None:
+    """Declare the input for positions, if there is one."""
     if options.positions == "position_ids":
+        tokens = ["tokens"] if options.layout == "thd" else [BATCH, SEQUENCE]
         coordinates = [rope.axes] if rope.axes > 1 else []
-        yield "position_ids", np.int64, [*tokens, *coordinates]
+        graph.input("position_ids", np.int64, [*tokens, *coordinates])
     elif options.positions == "offset":
-        yield "offset", np.int64, [BATCH]
+        graph.input("offset", np.int64, [BATCH])
 
 
 def position_values(
@@ -221,10 +202,10 @@ def _cos_sin(graph: Graph, rope: RotaryEmbedding, options: RopeOptions, ids: str
     if options.max_positions is None:
         return computed_cos_sin(graph, rope, ids, inverse, dtype)
     tables = cos_sin_tables(rope, options.max_positions, inverse, dtype)
-    for name, table in zip(TABLE_NAMES, tables, strict=True):
-        graph.initializer(name, table)
+    cos = graph.initializer("cos_cache", tables[0])
+    sin = graph.initializer("sin_cache", tables[1])
     pair_axis = rope.spec.pair_axis if rope.axes > 1 else None
-    return CosSinValues(*TABLE_NAMES, rope.rotary_dim // 2, ids=ids, pair_axis=pair_axis)
+    return CosSinValues(cos, sin, rope.rotary_dim // 2, ids=ids, pair_axis=pair_axis)
 
 
 def _input_ids(graph: Graph, rope: RotaryEmbedding, layout: str, sizes: tuple[str, str]) -> str:

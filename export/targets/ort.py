@@ -124,7 +124,7 @@ def operator_rotates(rope: RotaryEmbedding, options: AttentionOptions) -> bool:
     continues = options.positions == "past" and not options.follows_mask
     one_block = len(rope.blocks) == 1
     whole_16 = rope.head_dim % 16 == 0 and rope.rotary_dim % 16 == 0
-    return continues and options.rotation.tables and one_block and whole_16
+    return continues and options.max_positions is not None and one_block and whole_16
 
 
 class OrtAttention(Attention):

@@ -69,7 +69,7 @@ class AttentionValidation(Validation):
         """Store the session; arrays: the model's weights of projections, norms and sinks."""
         super().__init__(session, rope, options.rotation)
         self.options = options
-        self.arrays = arrays
+        self.arrays = {name: x.astype(np.float64) for name, x in arrays.items()}
         self.array_inputs = options.array_inputs(rope.head_dim)
         self.unit = attention.unit_variance(self.dtype)
 
@@ -105,29 +105,21 @@ class AttentionValidation(Validation):
         }
         feeds = dict(tensors)
         ids = case.ids(rng, case.batch, case.tokens, self.limit)
-        if options.positions == "position_ids":
-            ids = ids_by_axis(ids, self.rope.axes, rng)
+        has_ids = options.positions == "position_ids"
+        ids = ids_by_axis(ids, self.rope.axes, rng if has_ids else None)
+        if has_ids:
             feeds["position_ids"] = ids
-        else:
-            ids = ids_by_axis(ids, self.rope.axes)
         if options.mask_kind != "none":
             feeds[MASK_INPUT] = self._draw_mask(rng, case.batch, case.tokens)
         if options.follows_mask:
             counted = np.maximum(np.cumsum(feeds[MASK_INPUT], axis=1) - 1, 0)
             ids = ids_by_axis(counted, self.rope.axes)
+        arrays = dict(self.arrays)
         for name, shape in self.array_inputs.items():
             feeds[name] = self._draw_array(rng, name, shape)
-        return CaseInputs(feeds, tensors, ids, self._arrays(feeds))
-
-    def _arrays(self, feeds: dict[str, Array]) -> dict[str, Float64]:
-        """Return weights, sinks and scales, of the model or among the inputs."""
-        arrays = {name: x.astype(np.float64) for name, x in self.arrays.items()}
-        for name in self.array_inputs:
-            is_norm = name.endswith("_norm_weight")
-            offset = self.options.norm_offset if is_norm else 0.0
-            key = name.removesuffix("_weight") if is_norm else name
-            arrays[key] = feeds[name].astype(np.float64) + offset
-        return arrays
+            offset = options.norm_offset if name.endswith("_norm_weight") else 0.0
+            arrays[name.removesuffix("_weight")] = feeds[name].astype(np.float64) + offset
+        return CaseInputs(feeds, tensors, ids, arrays)
 
     def _draw_array(self, rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array:
         """Return scales, a norm's weights or sinks that are inputs."""
@@ -310,7 +302,7 @@ class AttentionValidation(Validation):
         angle_bound = np.zeros_like(estimate.value)
         if name != "v":
             x = estimate.value
-            if not options.rotation.tables:
+            if options.max_positions is None:
                 angle_bound = angle_rounding(self.rope, x, inputs.ids)
             exact, bound = reference.rotation(self.rope.spec, x, inputs.ids, dtype=dtype)
             bound = bound + angle_bound + half_ulp(exact.high, np.float64)

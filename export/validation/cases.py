@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,24 +19,11 @@ def consecutive(rng: np.random.Generator, batch: int, seq: int, limit: int) -> A
     return np.broadcast_to(np.arange(seq) % limit, (batch, seq))
 
 
-def shuffled(rng: np.random.Generator, batch: int, seq: int, limit: int) -> Array:
-    """Return random ids."""
-    return rng.integers(0, limit, (batch, seq))
-
-
-def one_row(rng: np.random.Generator, batch: int, seq: int, limit: int) -> Array:
-    """Return random ids of one batch row, which are shared by all."""
-    return shuffled(rng, 1, seq, limit)
-
-
-def one_token(rng: np.random.Generator, batch: int, seq: int, limit: int) -> Array:
-    """Return random ids of one token per row, whatever the number of tokens."""
-    return shuffled(rng, batch, 1, limit)
-
-
-def two_rows(rng: np.random.Generator, batch: int, seq: int, limit: int) -> Array:
-    """Return random ids of two batch rows, whatever the batch."""
-    return shuffled(rng, 2, seq, limit)
+def shuffled(
+    rng: np.random.Generator, batch: int, seq: int, limit: int, rows: int = 0, tokens: int = 0
+) -> Array:
+    """Return random ids, of another number of batch rows or tokens if that is given."""
+    return rng.integers(0, limit, (rows or batch, tokens or seq))
 
 
 def left_padded(rng: np.random.Generator, batch: int, seq: int, limit: int) -> Array:
@@ -111,7 +99,7 @@ ROPE_CASES = (
     Case("shuffled ids", 2, (29,), shuffled),
     Case("left-padded ids", 3, (17,), left_padded),
     Case("last ids", 2, (24,), last),
-    Case("one row of ids for a batch", 3, (7,), one_row),
+    Case("one row of ids for a batch", 3, (7,), partial(shuffled, rows=1)),
     Case("no tokens", 2, (0,), shuffled),
     Case("no batch", 0, (3,), shuffled),
 )
@@ -121,8 +109,8 @@ TABLE_CASES = (
 )
 COMPUTED_CASES = (Case("negative ids", 2, (9,), negative),)
 SHAPE_CASES = (
-    Case("too few ids", 2, (6,), one_token, must_fail=True),
-    Case("ids of another batch", 1, (6,), two_rows, must_fail=True),
+    Case("too few ids", 2, (6,), partial(shuffled, tokens=1), must_fail=True),
+    Case("ids of another batch", 1, (6,), partial(shuffled, rows=2), must_fail=True),
 )
 # About the batch axis, which packed tokens do not have.
 BATCH_CASES = ("one row of ids for a batch", "no batch", "ids of another batch")
@@ -150,7 +138,8 @@ def rope_cases(options: RopeOptions) -> list[Case]:
     """Return the cases of a rotation."""
     if options.positions != "position_ids":
         return [case for case in ROPE_CASES if "ids" not in case.name]
-    cases = [*ROPE_CASES, *SHAPE_CASES, *(TABLE_CASES if options.tables else COMPUTED_CASES)]
+    further = COMPUTED_CASES if options.max_positions is None else TABLE_CASES
+    cases = [*ROPE_CASES, *SHAPE_CASES, *further]
     if options.layout == "thd":
         cases = [case for case in cases if case.name not in BATCH_CASES]
     if options.max_positions == 1:  # cases have one token then, so that one id is enough

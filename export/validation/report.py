@@ -62,16 +62,13 @@ class Outcome:
         return not self.problem and self.ratio <= 1
 
     def __str__(self) -> str:
-        return escaped(self._line())
-
-    def _line(self) -> str:
-        prefix = f"{self.case:<26} {'x'.join(map(str, self.shape)):<14}"
-        if self.refused:
-            return f"{prefix} {self.problem or 'refused when it ran, as it must be'}"
-        if _failed_to_run(self):
-            return f"{prefix} {self.problem}"
         verdict = "ok" if self.passed else self.problem or "OUT OF TOLERANCE"
-        return f"{prefix} error {self.error:.2e}, {self.ratio:.0%} of tolerance: {verdict}"
+        text = f"error {self.error:.2e}, {self.ratio:.0%} of tolerance: {verdict}"
+        if self.refused:
+            text = self.problem or "refused when it ran, as it must be"
+        elif _failed_to_run(self):
+            text = self.problem
+        return escaped(f"{self.case:<26} {'x'.join(map(str, self.shape)):<14} {text}")
 
 
 @dataclass(frozen=True)
