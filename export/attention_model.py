@@ -344,7 +344,10 @@ class _ModelBuilder:
             inputs = dict.fromkeys("qkv", inputs["hidden"])
         q, k, v = (self._attention_input(name, x, rotator) for name, x in inputs.items())
         with graph.scope("attention"):
-            past = self._past()
+            past = None
+            if options.past and not options.is_shared:
+                past_key = self._to_compute_dtype(nodes.PAST_KEY)
+                past = (past_key, self._to_compute_dtype(nodes.PAST_VALUE))
             bias = self._to_compute_dtype(nodes.MASK_INPUT) if options.mask == "float" else None
             attention = self.target.attention(
                 graph, options, rotator, lengths, past, bias, self._sinks()
@@ -412,12 +415,6 @@ class _ModelBuilder:
         heads, width = self.sizes[name]
         return [BATCH, heads, length, width]
 
-    def _past(self) -> tuple[str, str] | None:
-        """Return past keys and values of a growing cache."""
-        if not self.options.past or self.options.is_shared:
-            return None
-        return (self._to_compute_dtype(nodes.PAST_KEY), self._to_compute_dtype(nodes.PAST_VALUE))
-
     def _to_compute_dtype(self, value: str) -> str:
         name = f"{value}_{self.compute_dtype}"
         return self.graph.cast(value, self.compute_dtype, name, source=self.dtype)
@@ -468,12 +465,10 @@ class _ModelBuilder:
 
     def _sinks(self) -> str | None:
         """Return the sinks (heads,) in the compute dtype, None without them."""
-        if self.options.sinks == "none":
-            return None
-        if self.options.sinks == INPUT:
-            return self._to_compute_dtype("sinks")
-        array = self.arrays["sinks"].astype(self.compute_dtype)
-        return self.graph.initializer("sinks", array)
+        if "sinks" in self.arrays:
+            array = self.arrays["sinks"].astype(self.compute_dtype)
+            return self.graph.initializer("sinks", array)
+        return self._to_compute_dtype("sinks") if self.options.sinks == INPUT else None
 
     def _round_as_cached(self, x: str) -> str:
         """Round keys or values to the cache's dtype: later steps read them so rounded."""

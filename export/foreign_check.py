@@ -33,9 +33,6 @@ SAME = 1e-3
 
 Ropes = RotaryEmbedding | Mapping[str, RotaryEmbedding] | None
 
-# A rotation of a graph, the exact one, and the outcome of their comparison.
-Comparison = tuple[GraphRotation, RotaryEmbedding, Outcome]
-
 
 def check(
     model: onnx.ModelProto | str | os.PathLike[str], rope: Ropes = None, *, positions: int = FAR
@@ -94,8 +91,9 @@ def check(
             title = os.fspath(model)
             folder = os.path.dirname(title)
             model = onnx.load(title, format="protobuf", load_external_data=False)
-        compared = _comparisons(inlined(model), folder, expected, positions)
-        return Report(title, tuple(outcome for _, _, outcome in compared))
+        rotations = ForeignGraph(inlined(model), folder).rotations()
+        compared = [_compared(rotation, expected, positions) for rotation in rotations]
+        return Report(title, tuple(outcome for _, outcome in compared))
 
 
 def repaired(path: str, rope: Ropes, positions: int) -> tuple[onnx.ModelProto, Report]:
@@ -104,7 +102,8 @@ def repaired(path: str, rope: Ropes, positions: int) -> tuple[onnx.ModelProto, R
     outcomes = []
     with _read_errors():
         model = inlined(onnx.load(path, format="protobuf"))
-        for rotation, exact, outcome in _comparisons(model, "", expected, positions):
+        for rotation in ForeignGraph(model, "").rotations():
+            exact, outcome = _compared(rotation, expected, positions)
             outcomes.append(outcome)
             if outcome.ratio > 1 and not outcome.problem:
                 rotation.replace(exact)
@@ -126,21 +125,15 @@ def _read_errors() -> Iterator[None]:
 def _expected(rope: Ropes) -> dict[str, RotaryEmbedding]:
     """Return rotary embeddings of one axis by name; raise if they are for no or several lengths."""
     named = rope if isinstance(rope, Mapping) else {} if rope is None else {"": rope}
-    for each in named.values():
-        check_rope(each)
     return {name: _with_one_axis(each) for name, each in named.items()}
 
 
-def _comparisons(
-    model: onnx.ModelProto, folder: str, expected: Mapping[str, RotaryEmbedding], positions: int
-) -> Iterator[Comparison]:
-    """Yield the comparison of each rotation of a model; folder: of its external data."""
-    for rotation in ForeignGraph(model, folder).rotations():
-        yield _compared(rotation, expected, positions)
-
-
 def _with_one_axis(rope: RotaryEmbedding) -> RotaryEmbedding:
-    """Return the rotation by one frequency for each pair, on whichever axis it rotates."""
+    """Return the rotation by one frequency for each pair, on whichever axis it rotates.
+
+    Raises TypeError or ValueError unless `rope` is for one length.
+    """
+    check_rope(rope)
     inv_freq = np.abs(rope.spec.inv_freq[0, :, 0]).max(axis=0)
     return _rope(inv_freq, rope.attention_factor, rope.interleaved)
 
@@ -151,8 +144,8 @@ def _rope(inv_freq: Float64, factor: float, interleaved: bool) -> RotaryEmbeddin
 
 def _compared(
     rotation: GraphRotation, expected: Mapping[str, RotaryEmbedding], positions: int
-) -> Comparison:
-    """Compare a rotation with the nearest expected one, and measure its errors."""
+) -> tuple[RotaryEmbedding, Outcome]:
+    """Return the exact rotation, the nearest expected one, and how far a rotation is off it."""
     cos, _ = rotation.values(np.arange(1))
     factor = float(cos.mean(dtype=np.float64))
     own = _rope(rotation.inv_freq.astype(np.float64), factor, rotation.interleaved)
@@ -179,7 +172,7 @@ def _compared(
     names = ", ".join(rotation.names)
     shape = (max(ends), cos.shape[-1])
     outcome = Outcome(names, 0, shape, float(errors.max()), ratio, problem, facts=facts)
-    return rotation, exact, outcome
+    return exact, outcome
 
 
 def _distance(own: RotaryEmbedding, other: RotaryEmbedding) -> float:

@@ -171,9 +171,7 @@ class _Merger:
             if value.name not in linked:
                 continue
             known = self.outputs[linked[value.name]]
-            fits = _type(value) == _type(known)
-            if fits and _has_shape(value) and _has_shape(known):
-                fits = self._fit(value, known, sizes)
+            fits = _type(value) == _type(known) and self._has_sizes_of(known, value, sizes)
             if not fits:
                 finding = Finding(f"has input {shown(helper.printable_value_info(value))}")
                 rule = f"have that before it, {shown(helper.printable_value_info(known))}"
@@ -181,26 +179,25 @@ class _Merger:
         for value in (*graph.input, *graph.output, *graph.value_info):
             _set_sizes(value, sizes)
 
-    def _fit(self, value: onnx.ValueInfoProto, known: onnx.ValueInfoProto, sizes: _Sizes) -> bool:
-        """Return True if a linked input has the shape of its output; add to the sizes of names."""
+    def _has_sizes_of(
+        self, known: onnx.ValueInfoProto, value: onnx.ValueInfoProto, sizes: _Sizes
+    ) -> bool:
+        """Return True if a linked input can have the shape of its output; add to the sizes."""
+        if not (_has_shape(value) and _has_shape(known)):
+            return True
         dims = value.type.tensor_type.shape.dim
         known_dims = known.type.tensor_type.shape.dim
+        fits = len(dims) == len(known_dims)
         for size, known_size in zip(dims, known_dims, strict=False):
             if size.dim_param and known_size.WhichOneof("value"):
-                sizes.setdefault(size.dim_param, known_size)
-        _set_sizes(value, sizes)
-        numbers = [
-            (size, known_size)
-            for size, known_size in zip(dims, known_dims, strict=False)
-            if size.HasField("dim_value")
-        ]
-        named = {known_size.dim_param: size for size, known_size in numbers if known_size.dim_param}
-        for output in self.outputs.values():  # dimensions of one name are one size
-            _set_sizes(output, named)
-        return len(dims) == len(known_dims) and all(
-            size.dim_value == known_size.dim_value or not known_size.HasField("dim_value")
-            for size, known_size in numbers
-        )
+                size.CopyFrom(sizes.setdefault(size.dim_param, known_size))
+            if size.HasField("dim_value") and known_size.dim_param:
+                named = {known_size.dim_param: size}
+                for output in self.outputs.values():  # dimensions of one name are one size
+                    _set_sizes(output, named)
+            if size.HasField("dim_value") and known_size.HasField("dim_value"):
+                fits = fits and size.dim_value == known_size.dim_value
+        return fits
 
     def _add_input(self, value: onnx.ValueInfoProto, argument: str) -> None:
         """Add an input, unless it is there, and the same."""
@@ -215,19 +212,16 @@ class _Merger:
         public = {value.name for value in (*graph.input, *graph.output)}
         names = {}
         for tensor in graph.initializer:
-            if tensor.name not in linked:
-                is_own = tensor.name in public or not tensor.raw_data
-                content = (argument, tensor.name) if is_own else _content(tensor)
-                names[tensor.name] = self._add_initializer(tensor, content, argument)
+            if tensor.name in linked:
+                continue
+            is_own = tensor.name in public or not tensor.raw_data
+            content = (argument, tensor.name) if is_own else _content(tensor)
+            if content not in self.tensors:
+                self._claim("value", tensor.name, argument)
+                self.tensors[content] = tensor.name
+                self.model.graph.initializer.append(tensor)
+            names[tensor.name] = self.tensors[content]
         return names
-
-    def _add_initializer(self, tensor: onnx.TensorProto, content: Hashable, argument: str) -> str:
-        """Return the name that an initializer has in the merged model; content: its key."""
-        if content not in self.tensors:
-            self._claim("value", tensor.name, argument)
-            self.tensors[content] = tensor.name
-            self.model.graph.initializer.append(tensor)
-        return self.tensors[content]
 
     def _claim(self, subject: str, name: str, argument: str) -> None:
         """Note the owner of a name; raise ValueError if that is an earlier model."""

@@ -85,7 +85,9 @@ def model_metadata(
     entries = {f"{prefix}{key}": text for key, text in entries.items()}
     if user_entries is None:
         return entries
-    if not _is_mapping_of_strings(user_entries):
+    is_mapping = isinstance(user_entries, Mapping)
+    texts = [text for entry in user_entries.items() for text in entry] if is_mapping else [None]
+    if not all(isinstance(text, str) for text in texts):
         raise ArgumentTypeError("metadata", user_entries, "be a mapping of strings to strings")
     taken = sorted(key for key in user_entries if key in entries or key.endswith(OPTIONS_KEY))
     if taken:
@@ -104,12 +106,6 @@ def _rotation_entries(rope: RotaryEmbedding) -> dict[str, str]:
     return {"rope_cpu.version": __version__, "rope_cpu.rotation": json.dumps(rotation)}
 
 
-def _is_mapping_of_strings(value: object) -> bool:
-    if not isinstance(value, Mapping):
-        return False
-    return all(isinstance(text, str) for entry in value.items() for text in entry)
-
-
 def read_options(model: onnx.ModelProto) -> RopeOptions | AttentionOptions:
     """Return the options in a model's metadata; raise ValueError unless they are complete."""
     metadata = {_decoded(entry.key): _decoded(entry.value) for entry in model.metadata_props}
@@ -126,7 +122,7 @@ def read_options(model: onnx.ModelProto) -> RopeOptions | AttentionOptions:
         raise ArgumentError("model", finding, rule, "validate them before they are merged")
     ((prefix, text),) = texts.items()
     try:
-        fields = json.loads(text)
+        fields = {**json.loads(text)}
         kind = choice("kind", fields.pop("kind", None), (RopeOptions.kind, AttentionOptions.kind))
         written = fields.get("name_prefix", "")
         if written != prefix:
@@ -134,7 +130,7 @@ def read_options(model: onnx.ModelProto) -> RopeOptions | AttentionOptions:
         if kind == RopeOptions.kind:
             return plain_options(RopeOptions(**fields))
         return plain_options(AttentionOptions(**fields))
-    except (AttributeError, RecursionError, TypeError, ValueError) as error:
+    except (RecursionError, TypeError, ValueError) as error:
         finding = Finding(
             f"has metadata {OPTIONS_KEY!r} of {cut(text)}, which no export of this version writes: "
             f"{cut(str(error))}"

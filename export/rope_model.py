@@ -187,12 +187,9 @@ def batch_and_sequence(graph: Graph, x: str, layout: str) -> tuple[str, str]:
     Packed tokens (thd) are as many batch rows of one token each.
     """
     if layout == "thd":
-        batch = graph.size(x, 0, "batch_size")
-        sequence = graph.ints(1)
-    else:
-        batch = graph.size(x, layout.index("b"), "batch_size")
-        sequence = graph.size(x, layout.index("s"), "sequence_length")
-    return batch, sequence
+        return graph.size(x, 0, "batch_size"), graph.ints(1)
+    batch = graph.size(x, layout.index("b"), "batch_size")
+    return batch, graph.size(x, layout.index("s"), "sequence_length")
 
 
 def _cos_sin(graph: Graph, rope: RotaryEmbedding, options: RopeOptions, ids: str) -> CosSinValues:

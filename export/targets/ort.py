@@ -32,14 +32,18 @@ class OrtRotator(OperatorRotator):
     row per token.
     """
 
-    def __post_init__(self) -> None:
-        """Choose the operator, then bring cos and sin into its shape."""
-        rope = self.rope
+    @cached_property
+    def _mrope(self) -> dict[str, Any] | None:
+        """The attributes of MRotaryEmbedding, None where it cannot assign the pairs to the axes."""
         pair_axis = self.cos_sin.pair_axis
-        self._mrope: dict[str, Any] | None = None
-        if pair_axis is not None and rope.axes == 3 and len(rope.blocks) == 1:
-            self._mrope = mrope_attributes(pair_axis)
-        super().__post_init__()
+        if pair_axis is None or self.rope.axes != 3 or len(self.rope.blocks) > 1:
+            return None
+        sections = np.bincount(pair_axis, minlength=3).tolist()
+        for layout, interleaved in enumerate((False, True)):
+            with suppress(ValueError):  # some sections cannot be interleaved
+                if mrope_pair_axis(sections, interleaved) == pair_axis:
+                    return {"mrope_section": sections, "mrope_layout": layout}
+        return None
 
     def takes_partial(self, heads: int | None) -> bool:
         """Return True if the operator can rotate the leading elements of a head vector alone.
@@ -102,16 +106,6 @@ class OrtRotator(OperatorRotator):
         y = self.graph.node(op, [x, *tables], name, domain=ORT_DOMAIN, **attributes)
         self.graph.value_info(y, self.compute_dtype, shape)
         return y
-
-
-def mrope_attributes(pair_axis: tuple[int, ...]) -> dict[str, Any] | None:
-    """Return MRotaryEmbedding's attributes, None if it cannot assign pairs to axes in this way."""
-    sections = np.bincount(pair_axis, minlength=3).tolist()
-    for layout, interleaved in enumerate((False, True)):
-        with suppress(ValueError):  # some sections cannot be interleaved
-            if mrope_pair_axis(sections, interleaved) == pair_axis:
-                return {"mrope_section": sections, "mrope_layout": layout}
-    return None
 
 
 def operator_rotates(rope: RotaryEmbedding, options: AttentionOptions) -> bool:

@@ -81,17 +81,13 @@ class AttentionValidation(Validation):
     def _applies(self, case: Case) -> bool:
         """Return True if the model can run a case."""
         options = self.options
-        if case.ids is not consecutive and options.positions != "position_ids":
-            return False
-        if case.tokens > self.limit:
-            return False
+        takes_ids = case.ids is consecutive or options.positions == "position_ids"
         # Without a causal mask a token attends to later ones, which earlier steps do not have.
-        takes_steps = options.past and options.causal
-        if len(case.steps) > 1 and not takes_steps:
-            return False
-        has_chunks = max(case.steps[1:], default=1) > 1
+        takes_steps = len(case.steps) == 1 or (options.past and options.causal)
+        has_chunks = case.batch > 1 and max(case.steps[1:], default=1) > 1
         takes_chunks = options.batch_chunks or TARGETS[options.target].takes_chunks
-        return case.batch == 1 or not has_chunks or takes_chunks
+        fits = case.tokens <= self.limit
+        return fits and takes_ids and takes_steps and (takes_chunks or not has_chunks)
 
     def draw(self, case: Case, rng: np.random.Generator) -> CaseInputs:
         """Return tensors, ids and mask of whole sequences."""

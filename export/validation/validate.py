@@ -149,10 +149,6 @@ def static_problem(model: onnx.ModelProto | str, loaded: onnx.ModelProto) -> str
         UnicodeDecodeError,  # onnx's own error text fails, or is empty, for a name that is no UTF-8
     ) as error:
         return first_line(error)
-    for output in inferred.graph.output:
-        tensor_type = output.type.tensor_type
-        if not tensor_type.elem_type or not tensor_type.HasField("shape"):
-            return f"output {cut(output.name)} has no type or no shape"
     known = {value.name for value in (*inferred.graph.value_info, *inferred.graph.output)}
     unknown = [
         name for node in inferred.graph.node for name in node.output if name and name not in known
