@@ -59,7 +59,6 @@ from .targets.base import Rotator
 
 INT32_MAX = 2**31 - 1  # GroupQueryAttention's lengths are int32
 
-WEIGHTS = {"q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "o_bias"}
 # {initializer: the argument that it is from}.
 ARGUMENTS = {
     **{f"{name}_weight": f"weights[{name!r}]" for name in "qkvo"},
@@ -295,10 +294,9 @@ def _named_weights(weights: Mapping[str, ArrayLike]) -> dict[str, ArrayLike]:
     if not isinstance(weights, Mapping):
         rule = "be a mapping of names to arrays"
         raise ArgumentTypeError("weights", Finding.type_of(weights), rule)
-    unknown = set(weights) - WEIGHTS
-    missing = {"q", "k", "v"} - set(weights)
-    unused_bias = "o_bias" in weights and "o" not in weights
-    if unknown or missing or unused_bias:
+    needed = {"q", "k", "v"}
+    known = {"o", *needed} | {f"{name}_bias" for name in "qkvo" if name in weights}
+    if not needed <= weights.keys() <= known:
         rule = (
             "hold q, k and v, and may also hold q_bias, k_bias, v_bias, o and, together with o, "
             "o_bias"
@@ -436,7 +434,7 @@ class _ModelBuilder:
             if self.options.qk_norm != "none" and name != "v":
                 by_head = four_axes(attention_layout)
                 x = relayout(graph, x, layout, by_head, heads, width)
-                x = self._norm(x, name, width)
+                x = self._norm(x, name)
                 layout = by_head
             x = relayout(graph, x, layout, attention_layout, heads, width)
             if name == "v":
@@ -447,21 +445,27 @@ class _ModelBuilder:
             rotated = rotator.rotate(x, heads)
             return self._round_as_cached(rotated) if name == "k" else rotated
 
-    def _norm(self, x: str, name: str, width: int) -> str:
-        """Apply the norm of q or k."""
+    def _norm(self, x: str, name: str) -> str:
+        """Apply the norm of q or k: divide by the root of the mean square, times the weights."""
         graph = self.graph
+        dtype = self.compute_dtype
         offset = self.options.norm_offset
         if self.options.qk_norm == INPUT:
             weight = self._to_compute_dtype(f"{name}_norm_weight")
             if offset:
-                scalar = graph.scalar(offset, self.compute_dtype)
-                weight = graph.node("Add", [weight, scalar], "norm/weight")
+                weight = graph.node("Add", [weight, graph.scalar(offset, dtype)], "norm/weight")
         else:
             array = self.arrays[f"{name}_norm"] + offset
-            weight = graph.initializer(f"{name}_norm", array.astype(self.compute_dtype))
-        return nodes.rms_norm(
-            graph, x, weight, width, self.options.norm_epsilon, self.compute_dtype
-        )
+            weight = graph.initializer(f"{name}_norm", array.astype(dtype))
+        # ReduceMean has another form in other opsets; onnxruntime runs ReduceSum in every dtype.
+        square = graph.node("Mul", [x, x], "norm/square")
+        total = graph.node("ReduceSum", [square, graph.ints(-1)], "norm/sum", keepdims=1)
+        mean = graph.node("Mul", [total, graph.scalar(1 / self.rope.head_dim, dtype)], "norm/mean")
+        epsilon = graph.scalar(self.options.norm_epsilon, dtype)
+        shifted = graph.node("Add", [mean, epsilon], "norm/with_epsilon")
+        root = graph.node("Sqrt", [shifted], "norm/root")
+        unit = graph.node("Div", [x, root], "norm/unit")
+        return graph.node("Mul", [unit, weight], "norm")
 
     def _sinks(self) -> str | None:
         """Return the sinks (heads,) in the compute dtype, None without them."""

@@ -18,11 +18,6 @@ from rope_cpu.arguments.texts import shown
 # such files into memory.
 EXTERNAL_BYTES = 1 << 20
 
-# Bytes that operating systems allow for a path and for a file name, less the longest that is
-# appended: to a path of a short name the name of a temporary folder, to a name ".data".
-MAX_PATH_BYTES = 4096 - 32
-MAX_NAME_BYTES = 255 - 5
-
 # Beginning of the name of the temporary folder.
 _PREFIX = ".rope_cpu-"
 
@@ -122,19 +117,10 @@ def model_path(path: str | os.PathLike[str], name: str = "path") -> Path:
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
         raise ArgumentTypeError(name, path, "be a path")
     target = Path(path)
-    too_long = (
-        len(os.fsencode(target)) > MAX_PATH_BYTES or len(os.fsencode(target.name)) > MAX_NAME_BYTES
-    )
-    if too_long or "\0" in str(target):
-        rule = (
-            f"have at most {MAX_PATH_BYTES} bytes, at most {MAX_NAME_BYTES} of them in the file "
-            "name, and no null character"
-        )
-        raise ArgumentError(name, str(target), rule)
     suffix = target.suffix.lower()
     suffix_format = onnx.serialization.registry.get_format_from_file_extension(suffix)
-    if suffix_format != "protobuf":
-        rule = "name a file of protobuf, with the suffix .onnx"
+    if suffix_format != "protobuf" or "\0" in str(target):
+        rule = "name a file of protobuf, with the suffix .onnx and without null characters"
         raise ArgumentError(name, str(target), rule)
     for file in (target, Path(f"{target}.data")):
         if file.is_symlink() or (file.exists() and not file.is_file()):

@@ -1,4 +1,4 @@
-"""Nodes that all targets share: cos and sin of positions, lengths of a cache, norms."""
+"""Nodes that all targets share: cos and sin of positions, lengths of a cache."""
 
 from __future__ import annotations
 
@@ -275,22 +275,3 @@ def shared_cache_lengths(
     total = graph.node("Add", [past, sequence], "total_length_by_row")
     longest = graph.node("ReduceMax", [total], "total_length", keepdims=1)
     return Lengths(sequence, past, longest, SharedCache(past, total))
-
-
-def rms_norm(
-    graph: Graph, x: str, weight: str, width: int, epsilon: float, dtype: np.dtype[Any]
-) -> str:
-    """Divide the last axis by the root of its mean square, and multiply by `weight` (width,).
-
-    dtype: of x and of the weight.
-
-    Elementary operators only, with ReduceSum instead of ReduceMean: its form is the same in every
-    opset, and onnxruntime runs it in every dtype.
-    """
-    square = graph.node("Mul", [x, x], "norm/square")
-    total = graph.node("ReduceSum", [square, graph.ints(-1)], "norm/sum", keepdims=1)
-    mean = graph.node("Mul", [total, graph.scalar(1 / width, dtype)], "norm/mean")
-    shifted = graph.node("Add", [mean, graph.scalar(epsilon, dtype)], "norm/with_epsilon")
-    root = graph.node("Sqrt", [shifted], "norm/root")
-    unit = graph.node("Div", [x, root], "norm/unit")
-    return graph.node("Mul", [unit, weight], "norm")

@@ -16,7 +16,6 @@ from rope_cpu.arguments.texts import cut, first_line
 from rope_cpu.array_types import Array
 
 from ..checks import check_rope
-from ..files import MAX_PATH_BYTES
 from ..metadata import read_options
 from ..options import AttentionOptions, RopeOptions
 from .attention_validation import AttentionValidation
@@ -24,6 +23,8 @@ from .report import Outcome, Report
 from .rope_validation import RopeValidation, Validation
 from .session import open_session
 
+# Bytes that operating systems allow for a path.
+MAX_PATH_BYTES = 4096
 # The largest seed.
 MAX_SEED = 2**128 - 1
 
