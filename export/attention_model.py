@@ -368,8 +368,12 @@ class _ModelBuilder:
     def _lengths(self, batch: str, sequence: str) -> nodes.Lengths:
         """Return the lengths of past and present, from the past or from the rows' own lengths."""
         options = self.options
+        if not options.past:
+            return nodes.Lengths(sequence, None, sequence)
         if not options.is_shared:
-            return nodes.sequence_lengths(self.graph, sequence, options.past)
+            length = self.graph.size(nodes.PAST_KEY, 2, "past_length")
+            total = self.graph.node("Add", [length, sequence], "total_length")
+            return nodes.Lengths(sequence, length, total)
         past = nodes.PAST_LENGTHS
         if options.has_token_mask:
             past = nodes.masked_lengths(self.graph, sequence)

@@ -18,9 +18,6 @@ from rope_cpu.arguments.texts import shown
 # such files into memory.
 EXTERNAL_BYTES = 1 << 20
 
-# Beginning of the name of the temporary folder.
-_PREFIX = ".rope_cpu-"
-
 # onnxruntime maps external data by pages.
 ALIGNMENT = 4096
 
@@ -80,7 +77,7 @@ def _replace(model: onnx.ModelProto, target: Path, external_bytes: int) -> None:
     """Write a model in place of the one that may be there."""
     data = Path(f"{target}.data")
     # A folder of its own has no name in common with files of others.
-    with TemporaryDirectory(prefix=_PREFIX, dir=target.parent) as folder:
+    with TemporaryDirectory(prefix=".rope_cpu-", dir=target.parent) as folder:
         new_target = Path(folder, "model")
         new_data = Path(folder, "data")
         small = _with_external_data(model, external_bytes, new_data, data.name)

@@ -243,12 +243,12 @@ class Graph:
 
     def _check_input_names(self) -> None:
         """Raise ValueError where an input has the name of another value."""
-        taken = {*self.initializers, *(name for node in self.nodes for name in node.output)}
+        outputs = (name for node in self.nodes for name in node.output)
+        names = [*self.initializers, *outputs, *(value.name for value in self.inputs)]
         for value in self.inputs:
-            if value.name in taken:
+            if names.count(value.name) > 1:
                 finding = Finding.holds(f"{value.name!r}, the name of another value in this graph")
                 raise ArgumentError("inputs", finding, "hold names of their own")
-            taken.add(value.name)
 
     def _add_initializers(self, model: onnx.ModelProto) -> None:
         """Add the initializers that a node reads.

@@ -103,13 +103,16 @@ class _Merger:
         """Add a model behind those before."""
         _check_operators(model, argument)
         self._add_facts(model, argument)
-        part = _without_tensors(model.graph)
+        own = model.graph
+        part = onnx.GraphProto(  # a copy without the tensors
+            node=own.node, input=own.input, output=own.output, value_info=own.value_info
+        )
         linked = dict(self._linked(part, argument))
         self._unify_sizes(part, linked, argument)
         for value in part.input:
             if value.name not in linked:
                 self._add_input(value, argument)
-        names = linked | self._add_initializers(model.graph, linked, argument)
+        names = linked | self._add_initializers(own, linked, argument)
         for node in part.node:
             self._claim("node", node.name, argument)
             for name in node.output:
@@ -256,16 +259,6 @@ def _check_operators(model: onnx.ModelProto, argument: str) -> None:
             raise ArgumentError(argument, finding, "have none (If, Loop, Scan)")
     if model.graph.sparse_initializer:
         raise ArgumentError(argument, Finding("has sparse initializers"), "have dense ones alone")
-
-
-def _without_tensors(graph: onnx.GraphProto) -> onnx.GraphProto:
-    """Return a copy of a graph without its initializers."""
-    copy = onnx.GraphProto()
-    copy.node.extend(graph.node)
-    copy.input.extend(graph.input)
-    copy.output.extend(graph.output)
-    copy.value_info.extend(graph.value_info)
-    return copy
 
 
 def _type(value: onnx.ValueInfoProto) -> int | str:

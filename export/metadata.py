@@ -16,7 +16,6 @@ from rope_cpu.arguments.texts import cut, shown
 from .checks import plain_options
 from .nodes import MASK_INPUT
 from .options import AttentionOptions, RopeOptions
-from .targets.base import pairing_text
 
 OPTIONS_KEY = "rope_cpu.export"
 
@@ -67,8 +66,15 @@ def rotation_text(rope: RotaryEmbedding) -> str:
     """Return a description of a rotation."""
     return (
         f"Rotary position embedding, rope type {rope.rope_type}: pair i rotates by position · "
-        f"inv_freq[i], its length times {rope.attention_factor:.6g}. Pairs: {pairing_text(rope)}."
+        f"inv_freq[i], its length times {rope.attention_factor:.6g}. Pairs: {_pairing_text(rope)}."
     )
+
+
+def _pairing_text(rope: RotaryEmbedding) -> str:
+    """Return a description of which elements form a pair."""
+    pairs = "(2i, 2i+1), interleaved" if rope.interleaved else "(i, i+n), half-split"
+    within = f" within each of the blocks {list(rope.blocks)}" if len(rope.blocks) > 1 else ""
+    return f"{pairs}{within}, over the first {rope.rotary_dim} of {rope.head_dim} elements"
 
 
 def model_metadata(
@@ -108,12 +114,11 @@ def _rotation_entries(rope: RotaryEmbedding) -> dict[str, str]:
 
 def read_options(model: onnx.ModelProto) -> RopeOptions | AttentionOptions:
     """Return the options in a model's metadata; raise ValueError unless they are complete."""
-    metadata = {_decoded(entry.key): _decoded(entry.value) for entry in model.metadata_props}
-    texts = {
-        key.removesuffix(OPTIONS_KEY): text
-        for key, text in metadata.items()
-        if key.endswith(OPTIONS_KEY)
-    }
+    texts = {}
+    for entry in model.metadata_props:
+        key = _decoded(entry.key)
+        if key.endswith(OPTIONS_KEY):
+            texts[key.removesuffix(OPTIONS_KEY)] = _decoded(entry.value)
     if not texts:
         raise ArgumentError("model", Finding(f"has no metadata {OPTIONS_KEY!r}"), _MODEL_RULE)
     if len(texts) > 1:

@@ -206,15 +206,6 @@ class Lengths:
     shared: SharedCache | None = None
 
 
-def sequence_lengths(graph: Graph, sequence: str, has_past: bool) -> Lengths:
-    """Return the lengths of a growing cache."""
-    if not has_past:
-        return Lengths(sequence, None, sequence)
-    past = graph.size(PAST_KEY, 2, "past_length")
-    total = graph.node("Add", [past, sequence], "total_length")
-    return Lengths(sequence, past, total)
-
-
 def masked_lengths(graph: Graph, sequence: str) -> str:
     """Return the number of tokens in each row of a shared cache, (batch,), from the token mask.
 

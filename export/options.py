@@ -70,10 +70,8 @@ class RopeOptions:
     @property
     def heads(self) -> dict[str, int | None]:
         """The number of heads of each input, None where the graph takes any number."""
-        counts: dict[str, int | None] = dict.fromkeys(self.inputs, self.num_heads)
-        if self.num_kv_heads is not None:
-            counts.update(dict.fromkeys(self.inputs[1:], self.num_kv_heads))
-        return counts
+        kv_heads = self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+        return {self.inputs[0]: self.num_heads, **dict.fromkeys(self.inputs[1:], kv_heads)}
 
     @property
     def compute_dtype(self) -> np.dtype[Any]:

@@ -99,45 +99,34 @@ def export_rope(
     ['q_rot', 'k_rot']
     """
     options = checked_options(RopeOptions, locals(), rope)
-    return _build_model(rope, options, model_metadata(rope, options, metadata))
-
-
-def _build_model(
-    rope: RotaryEmbedding, options: RopeOptions, metadata: dict[str, str]
-) -> onnx.ModelProto:
+    entries = model_metadata(rope, options, metadata)
     graph = Graph()
-    dtype = options.dtype
+    descriptions = POSITION_DESCRIPTIONS | dict.fromkeys(options.inputs, "Vectors to rotate.")
     compute_dtype = options.compute_dtype
     shapes = {
         name: tensor_shape(options.layout, heads or f"{name}_heads", rope.head_dim)
         for name, heads in options.heads.items()
     }
     for name, shape in shapes.items():
-        graph.input(name, dtype, shape)
+        graph.input(name, options.dtype, shape)
     declare_positions(graph, rope, options)
     sizes = batch_and_sequence(graph, options.inputs[0], options.layout)
     ids = position_values(graph, rope, options, sizes)
     rotator = build_rotator(graph, rope, options, sizes, ids)
     for name, heads in options.heads.items():
         with graph.scope(name):
-            x = graph.cast(name, compute_dtype, f"to_{compute_dtype}", source=dtype)
+            x = graph.cast(name, compute_dtype, f"to_{compute_dtype}", source=options.dtype)
             y = rotator.rotate(x, heads)
-            y = graph.cast(y, dtype, f"to_{dtype}", source=compute_dtype)
-        graph.output(y, f"{name}_rot", dtype, shapes[name])
+            y = graph.cast(y, options.dtype, f"to_{options.dtype}", source=compute_dtype)
+        graph.output(y, f"{name}_rot", options.dtype, shapes[name])
+        descriptions[f"{name}_rot"] = f"The vectors of {name}, rotated."
     return graph.model(
         "rotary_embedding",
         opset=options.opset,
         doc=rotation_text(rope),
-        descriptions=_descriptions(options),
-        metadata=metadata,
+        descriptions=descriptions,
+        metadata=entries,
     )
-
-
-def _descriptions(options: RopeOptions) -> dict[str, str]:
-    """Return the doc strings of inputs and outputs."""
-    names = dict.fromkeys(options.inputs, "Vectors to rotate.")
-    rotated = {f"{name}_rot": f"The vectors of {name}, rotated." for name in options.inputs}
-    return POSITION_DESCRIPTIONS | names | rotated
 
 
 def declare_positions(graph: Graph, rope: RotaryEmbedding, options: RopeOptions) -> None:
@@ -176,9 +165,17 @@ def build_rotator(
 
     sizes: batch and sequence, int64 vectors of length 1. ids: as of `position_values`.
     """
-    cos_sin = _cos_sin(graph, rope, options, ids)
+    dtype = options.compute_dtype
+    if options.max_positions is None:
+        cos_sin = computed_cos_sin(graph, rope, ids, options.inverse, dtype)
+    else:
+        tables = cos_sin_tables(rope, options.max_positions, options.inverse, dtype)
+        cos = graph.initializer("cos_cache", tables[0])
+        sin = graph.initializer("sin_cache", tables[1])
+        pair_axis = rope.spec.pair_axis if rope.axes > 1 else None
+        cos_sin = CosSinValues(cos, sin, rope.rotary_dim // 2, ids=ids, pair_axis=pair_axis)
     rotator = TARGETS[options.target].rotator
-    return rotator(graph, rope, cos_sin, options.layout, *sizes, options.compute_dtype)
+    return rotator(graph, rope, cos_sin, options.layout, *sizes, dtype)
 
 
 def batch_and_sequence(graph: Graph, x: str, layout: str) -> tuple[str, str]:
@@ -190,19 +187,6 @@ def batch_and_sequence(graph: Graph, x: str, layout: str) -> tuple[str, str]:
         return graph.size(x, 0, "batch_size"), graph.ints(1)
     batch = graph.size(x, layout.index("b"), "batch_size")
     return batch, graph.size(x, layout.index("s"), "sequence_length")
-
-
-def _cos_sin(graph: Graph, rope: RotaryEmbedding, options: RopeOptions, ids: str) -> CosSinValues:
-    """Return cos and sin of ids: computed, or tables that are initializers."""
-    inverse = options.inverse
-    dtype = options.compute_dtype
-    if options.max_positions is None:
-        return computed_cos_sin(graph, rope, ids, inverse, dtype)
-    tables = cos_sin_tables(rope, options.max_positions, inverse, dtype)
-    cos = graph.initializer("cos_cache", tables[0])
-    sin = graph.initializer("sin_cache", tables[1])
-    pair_axis = rope.spec.pair_axis if rope.axes > 1 else None
-    return CosSinValues(cos, sin, rope.rotary_dim // 2, ids=ids, pair_axis=pair_axis)
 
 
 def _input_ids(graph: Graph, rope: RotaryEmbedding, layout: str, sizes: tuple[str, str]) -> str:

@@ -94,15 +94,11 @@ class OperatorRotator(Rotator):
             self._tables = [self.tables(self.cos_sin, "angles")]
             return
         cos_sin = token_cos_sin(self.graph, self.cos_sin)
-        pairs = [width // 2 for width in blocks.values()]
-        cos, sin = (
-            self.graph.multi_output_node(
-                "Split", [value, self.graph.ints(*pairs)], f"{name}_by_block", list(blocks), axis=-1
-            )
-            for name, value in cos_sin.by_name().items()
-        )
+        pairs = {name: width // 2 for name, width in blocks.items()}
+        cos = split(self.graph, cos_sin.cos, pairs, "cos_by_block")
+        sin = split(self.graph, cos_sin.sin, pairs, "sin_by_block")
         self._tables = [
-            self.tables(replace(cos_sin, cos=cos[i], sin=sin[i], pairs=pairs[i]), name)
+            self.tables(replace(cos_sin, cos=cos[i], sin=sin[i], pairs=pairs[name]), name)
             for i, name in enumerate(blocks)
         ]
 
@@ -131,10 +127,7 @@ class OperatorRotator(Rotator):
         return attributes
 
     def _rotate_blocks(self, x: str, shape: list[str | int]) -> str:
-        widths = part_widths(self.rope)
-        parts = self.graph.multi_output_node(
-            "Split", [x, self.graph.ints(*widths.values())], "x", list(widths), axis=-1
-        )
+        parts = split(self.graph, x, part_widths(self.rope), "x")
         for index, (name, width) in enumerate(block_widths(self.rope).items()):
             parts[index] = self.operator(
                 parts[index], self._tables[index], f"rotate_{name}", [*shape[:3], width]
@@ -297,6 +290,14 @@ class Attention:
         return graph.node("Concat", [scores, column], "scores_with_sinks", axis=-1)
 
 
+def split(graph: Graph, value: str, widths: dict[str, int], name: str) -> list[str]:
+    """Split the last axis into parts of these widths, if there are several."""
+    if len(widths) == 1:
+        return [value]
+    sizes = graph.ints(*widths.values())
+    return graph.multi_output_node("Split", [value, sizes], name, list(widths), axis=-1)
+
+
 def block_widths(rope: RotaryEmbedding) -> dict[str, int]:
     """Return the widths of the blocks in which pairs are formed, by names for them."""
     return {f"block_{index}": width for index, width in enumerate(rope.blocks)}
@@ -308,10 +309,3 @@ def part_widths(rope: RotaryEmbedding) -> dict[str, int]:
     if rope.rotary_dim < rope.head_dim:
         widths["rest"] = rope.head_dim - rope.rotary_dim
     return widths
-
-
-def pairing_text(rope: RotaryEmbedding) -> str:
-    """Return a description of which elements form a pair."""
-    pairs = "(2i, 2i+1), interleaved" if rope.interleaved else "(i, i+n), half-split"
-    within = f" within each of the blocks {list(rope.blocks)}" if len(rope.blocks) > 1 else ""
-    return f"{pairs}{within}, over the first {rope.rotary_dim} of {rope.head_dim} elements"

@@ -162,7 +162,9 @@ class OrtAttention(Attention):
                 q = self.rotator.rotate(q, options.num_heads)
             with graph.scope("k"):
                 k = self.rotator.rotate(k, kv_heads)
-        bias = self._bias()
+        # All masks are one bias; there is none without an input mask.
+        causal = self.causal_mask() if options.mask_kind != "none" else None
+        bias = self.masked_bias(self.boolean_mask(causal))
         total = graph.cast(self.lengths.total, np.int32, "total_length_int32")
         last = self._last_indices(total)
         total = graph.node("Squeeze", [total, graph.ints(0)], "total_length_scalar")
@@ -194,12 +196,12 @@ class OrtAttention(Attention):
         """Return the index of the last key of each row, int32; total: as int32."""
         graph = self.graph
         shared = self.lengths.shared
-        if shared is not None:
-            total = graph.cast(shared.total, np.int32, "total_length_by_row_int32")
-        last = graph.node("Sub", [total, graph.scalar(1, np.int32)], "last_index")
-        if shared is not None:
-            return last
-        return graph.node("Expand", [last, self.rotator.batch], "last_index_by_row")
+        one = graph.scalar(1, np.int32)
+        if shared is None:
+            last = graph.node("Sub", [total, one], "last_index")
+            return graph.node("Expand", [last, self.rotator.batch], "last_index_by_row")
+        total = graph.cast(shared.total, np.int32, "total_length_by_row_int32")
+        return graph.node("Sub", [total, one], "last_index")
 
     def _further_inputs(self) -> list[str]:
         """Return the inputs after the bias: sinks, scales of the cache, numbers of new tokens."""
@@ -211,11 +213,6 @@ class OrtAttention(Attention):
             lengths = graph.node("Expand", [count, self.rotator.batch], "query_lengths")
             inputs += ["", "", lengths]  # no q_norm_weight, k_norm_weight
         return inputs
-
-    def _bias(self) -> str | None:
-        """Return all masks as one to add to the scores; None without an input mask."""
-        causal = self.causal_mask() if self.options.mask_kind != "none" else None
-        return self.masked_bias(self.boolean_mask(causal))
 
     def _zero_without_keys(self, y: str, bias: str) -> str:
         """Return y (batch, seq, heads·width), with zeros for queries that attend to no key.

@@ -8,7 +8,7 @@ from rope_cpu import RotaryEmbedding
 
 from ..graph import FLOAT32, FLOAT64, HALF, Graph, tensor_shape
 from ..nodes import PAST_KEY, PAST_VALUE, arange, token_cos_sin
-from .base import Attention, Rotator, Target, block_widths, part_widths
+from .base import Attention, Rotator, Target, block_widths, part_widths, split
 
 
 class PrimitiveRotator(Rotator):
@@ -52,10 +52,10 @@ class PrimitiveRotator(Rotator):
 def _rotated(graph: Graph, rope: RotaryEmbedding, x: str, cos: str, sin: str) -> str:
     """Return x, of four axes, rotated by cos and sin, which broadcast against it."""
     blocks = block_widths(rope)
-    parts = _split(graph, x, part_widths(rope), "x")
+    parts = split(graph, x, part_widths(rope), "x")
     pairs = {name: width // 2 for name, width in blocks.items()}
-    cos_parts = _split(graph, cos, pairs, "cos")
-    sin_parts = _split(graph, sin, pairs, "sin")
+    cos_parts = split(graph, cos, pairs, "cos")
+    sin_parts = split(graph, sin, pairs, "sin")
     rotate = _rotate_interleaved if rope.interleaved else _rotate_half_split
     for index, name in enumerate(blocks):
         with graph.scope(name):
@@ -67,14 +67,6 @@ def _rotated(graph: Graph, rope: RotaryEmbedding, x: str, cos: str, sin: str) ->
         joined = graph.node("Concat", parts, "joined", axis=-1)
     # Ids of another batch size would broadcast x; reshaped to the shape of x, they fail instead.
     return graph.node("Reshape", [joined, graph.node("Shape", [x], "shape_of_x")], "y")
-
-
-def _split(graph: Graph, value: str, widths: dict[str, int], name: str) -> list[str]:
-    """Split the last axis into parts of these widths, if there are several."""
-    if len(widths) == 1:
-        return [value]
-    sizes = graph.ints(*widths.values())
-    return graph.multi_output_node("Split", [value, sizes], name, list(widths), axis=-1)
 
 
 def _rotate_half_split(graph: Graph, x: str, cos: str, sin: str, pairs: int) -> str:

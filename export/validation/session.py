@@ -31,8 +31,6 @@ PARTS = {
     r"past_key_values\.(\d+)\.(key|value)": r"present.\1.\2",
 }
 
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-
 
 def open_session(
     model: onnx.ModelProto | str | os.PathLike[str], threads: int = 0
@@ -92,7 +90,7 @@ def bind_arrays(
 
 def _ort_value(x: Array) -> onnxruntime.OrtValue:
     """Return an array for onnxruntime, whose Python API takes bfloat16 as bits with a type."""
-    bits = x.view(np.uint16) if x.dtype == BFLOAT16 else x
+    bits = x.view(np.uint16) if x.dtype == ml_dtypes.bfloat16 else x
     onnx_type = int(helper.np_dtype_to_tensor_dtype(x.dtype))
     return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, onnx_type)
 
@@ -165,12 +163,9 @@ def bind(
     inputs = {value.name: value for value in session.get_inputs()}
     results = {value.name: value for value in session.get_outputs()}
     shared = _shared_buffers(inputs, results)
-    _check_names("feeds", feeds, inputs)
     own_results = {name: value for name, value in results.items() if name not in shared}
-    _check_names("outputs", outputs, own_results)
-    for argument, arrays, declared in (("feeds", feeds, inputs), ("outputs", outputs, own_results)):
-        for name, x in arrays.items():
-            _check_array(f"{argument}[{shown(name)}]", x, declared[name])
+    _check_arrays("feeds", feeds, inputs)
+    _check_arrays("outputs", outputs, own_results)
     _check_capacities(session, feeds)
     _check_written(feeds, outputs, tuple(shared.values()))
     buffers = {present: feeds[past] for present, past in shared.items()}
@@ -189,8 +184,8 @@ def _shared_buffers(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> di
     return shared
 
 
-def _check_names(argument: str, arrays: Mapping[str, Array], declared: Mapping[str, Any]) -> None:
-    """Raise unless an argument is a mapping with exactly the names that the session declares."""
+def _check_arrays(argument: str, arrays: Mapping[str, Array], declared: Mapping[str, Any]) -> None:
+    """Raise unless an argument is a mapping of exactly the arrays that the session declares."""
     if not isinstance(arrays, Mapping):
         rule = "be a mapping of names to arrays"
         raise ArgumentTypeError(argument, Finding.type_of(arrays), rule)
@@ -200,6 +195,8 @@ def _check_names(argument: str, arrays: Mapping[str, Array], declared: Mapping[s
         present = "present keys and values of a shared cache are those of the past"
         rule = f"hold {cut(', '.join(declared))} ({present})"
         raise ArgumentError(argument, Finding.holds(shown(list(arrays))), rule)
+    for name, x in arrays.items():
+        _check_array(f"{argument}[{shown(name)}]", x, declared[name])
 
 
 def _check_array(name: str, x: object, declared: Any) -> None:
@@ -227,11 +224,9 @@ def _check_written(
     onnxruntime has addresses only: it would write to a read-only array, and crash where the memory
     itself cannot be written. caches: names of the feeds that are written.
     """
-    arrays = {f"feeds[{shown(name)}]": x for name, x in feeds.items()}
-    arrays |= {f"outputs[{shown(name)}]": x for name, x in outputs.items()}
-    written = [f"feeds[{shown(name)}]" for name in caches]
-    written += [f"outputs[{shown(name)}]" for name in outputs]
-    for argument in written:
+    results = {f"outputs[{shown(name)}]": x for name, x in outputs.items()}
+    arrays = {f"feeds[{shown(name)}]": x for name, x in feeds.items()} | results
+    for argument in (*(f"feeds[{shown(name)}]" for name in caches), *results):
         x = arrays[argument]
         if not x.flags.writeable:
             finding = Finding("is read-only, and each call writes to it")
