@@ -1,4 +1,4 @@
-"""Base of all targets: Target, the rotation of one tensor, and the inputs of attention."""
+"""Bases of all targets: Target, and the classes that write rotations and attention."""
 
 from __future__ import annotations
 
