@@ -25,13 +25,12 @@ from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.texts import cut, did_you_mean, shown
 from rope_cpu.array_types import Float64
 from rope_cpu.frequencies.axes import base_frequencies, mrope_pair_axis, with_pair_axis
-from rope_cpu.frequencies.rope_types import MISSING
 from rope_cpu.frequencies.scaling import DEFAULT_THETA, scaled, without_nulls
 from rope_cpu.frequencies.spec import RopeSpec
 from rope_cpu.models.gguf_header import read_header
 from rope_cpu.models.keys import is_rotation_key
 from rope_cpu.models.layer import FULL, SLIDING
-from rope_cpu.models.model import HEADS_KEYS, KV_HEADS_KEYS, Asked, Model
+from rope_cpu.models.model import Asked, Model
 from rope_cpu.models.model_types import Config, data
 
 # `architectures`: what the code of llama.cpp decides for each one, beside the metadata.
@@ -78,7 +77,6 @@ _PARTS = 1000
 
 _length = partial(scalars.whole_number, least=0)
 _width = partial(scalars.whole_number, least=2, most=limits.HEAD_DIM)
-_heads = partial(scalars.whole_number, most=limits.HEADS)
 _number = partial(scalars.real_number, zero=True)
 
 
@@ -130,8 +128,7 @@ class Metadata:
 
     def error(self, key: str, rule: str) -> ArgumentError:
         """Return the error for the value of a key."""
-        value = MISSING if self.get(key) is None else self.get(key)
-        return ArgumentError(cut(f"{self.architecture}.{key}"), value, rule)
+        return ArgumentError(cut(f"{self.architecture}.{key}"), self.get(key), rule)
 
 
 # The rotation of layers of one type, and its rope parameters in Hugging Face form.
@@ -151,11 +148,10 @@ class GgufModel(Model):
         scalars.choice("angle_dtype", angle_dtype, ("float64",))
         if layer is not None:
             raise ArgumentError("layer", layer, "be left out", "give `layer_type`")
-        names = (None, FULL, SLIDING) if None in self.specs else tuple(self.specs)
-        if layer_type not in names:
-            rule = f"be one of {', '.join(map(repr, names))}"
+        if layer_type not in self.specs:
+            rule = f"be one of {', '.join(map(repr, self.specs))}"
             raise ArgumentError("layer_type", layer_type, rule)
-        return self.specs.get(None) or self.specs[layer_type]
+        return self.specs[layer_type]
 
 
 def parse(path: str | PathLike[str], overrides: Config | None = None) -> GgufModel:
@@ -167,13 +163,11 @@ def parse(path: str | PathLike[str], overrides: Config | None = None) -> GgufMod
     file determines the rotation. Raises OSError if it cannot be read.
     """
     name = os.fsdecode(path)
-    if not os.path.isfile(name):
-        raise ValueError(f"`path` is {shown(name)}, which is not a file")
     if overrides is not None and not isinstance(overrides, Mapping):
         raise ArgumentTypeError("overrides", Finding.type_of(overrides), "be a dict or None")
     try:
-        return _config(_metadata(name, without_nulls(overrides or {})))
-    except (TypeError, ValueError, FileNotFoundError) as error:  # a part of a split model
+        return _model(_metadata(name, without_nulls(overrides or {})))
+    except (TypeError, ValueError, FileNotFoundError, IsADirectoryError) as error:
         raise ValueError(f"`path` {shown(name)}: {error}") from None
 
 
@@ -203,43 +197,45 @@ def _further_parts(path: str, count: object) -> list[str]:
     return [f"{stem}-{number:05}-of-{count:05}.gguf" for number in range(2, count + 1)]
 
 
-def _config(metadata: Metadata) -> GgufModel:
-    """Return the config of a file's metadata."""
+def _model(metadata: Metadata) -> GgufModel:
+    """Return the model that a file's metadata describe."""
     facts = metadata.facts
     name = metadata.architecture
-    key, values, refuses = facts.get("condition", ("", (None,), True))
-    if "refused" in facts and (metadata.get(key) in values) == refuses:
+    key, refused_values, refuses = facts.get("condition", ("", (None,), True))
+    if "refused" in facts and (metadata.get(key) in refused_values) == refuses:
         remedy = "read the model's config.json with `from_config`, or build it from numbers"
         raise ValueError(f"`general.architecture` is {name!r}: {facts['refused']}; {remedy}")
     rotations = _rotations(metadata)
-    context = metadata.checked("context_length", None, _length)
-    heads = {key: metadata.values.get(key) for key in (HEADS_KEYS[-1], KV_HEADS_KEYS[-1])}
-    if facts.get("latent"):
-        heads[KV_HEADS_KEYS[-1]] = 1
+    specs = {label: spec for label, (spec, _) in rotations.items()}
+    if None in specs:
+        specs |= dict.fromkeys((FULL, SLIDING), specs[None])
     windowed = metadata.get("attention.sliding_window_pattern")
     flags = windowed if isinstance(windowed, list) else ()
-    types = [SLIDING if flag else FULL for flag in flags]
+    kv_heads = 1 if facts.get("latent") else metadata.get("attention.head_count_kv")
+    values = {
+        "max_position_embeddings": metadata.checked("context_length", None, _length),
+        "layer_types": [SLIDING if flag else FULL for flag in flags],
+        "attention.head_count": metadata.get("attention.head_count"),
+        "attention.head_count_kv": kv_heads,
+    }
+    own_values = {f"{name}.{key}": value for key, value in metadata.values.items()}
     return GgufModel(
-        source={
-            "general.architecture": name,
-            **{f"{name}.{key}": value for key, value in metadata.values.items()},
-        },
+        source={"general.architecture": name, **own_values},
         model_type=name,
-        values=without_nulls({"max_position_embeddings": context, "layer_types": types, **heads}),
+        values=without_nulls(values),
         rope_parameters={label: parameters for label, (_, parameters) in rotations.items()},
-        pairing_note=_pairing_note(metadata),
-        specs={label: spec for label, (spec, _) in rotations.items()},
+        pairing_note=_pairing_note(facts, next(iter(specs.values()))),
+        specs=specs,
     )
 
 
-def _pairing_note(metadata: Metadata) -> str | None:
+def _pairing_note(facts: Config, spec: RopeSpec) -> str | None:
     """Return in what the pairs differ from those of config.json, or of llama.cpp."""
-    pairing = metadata.facts["pairing"]
-    sections = _sections(metadata, pairing) if pairing == "imrope" else ()
-    left_over = [pair for pair in range(sum(sections)) if pair // 3 >= sections[pair % 3]]
+    by_turns = (spec.pair_axis or ()) if facts["pairing"] == "imrope" else ()
+    left_over = [str(pair) for pair, axis in enumerate(by_turns) if axis != pair % 3]
     if left_over:
-        return f"pairs {cut(', '.join(map(str, left_over)))}: {TABLE['left_over']}"
-    return TABLE["permuted"] if metadata.facts.get("permuted") else None
+        return f"pairs {cut(', '.join(left_over))}: {TABLE['left_over']}"
+    return TABLE["permuted"] if facts.get("permuted") else None
 
 
 def _rotations(metadata: Metadata) -> dict[str | None, Rotation]:
@@ -247,15 +243,16 @@ def _rotations(metadata: Metadata) -> dict[str | None, Rotation]:
 
     Overrides apply to layers without a window: flags of llama.cpp reach the others in part only.
     """
-    full = spec, _ = _rotation(metadata)
-    windowed_layers = _windowed_layers(metadata, spec)
+    full = _rotation(metadata)
+    windowed_layers = _windowed_layers(metadata, full[0])
     _refuse_unread(metadata, full)
-    if metadata.overrides and windowed_layers is not None:
-        return {FULL: full}
-    windowed = full if windowed_layers is None else _rotation(windowed_layers)
-    if replace(windowed[0], rope_type=spec.rope_type) == spec:
+    if windowed_layers is None:
         return {None: full}
-    return {FULL: full, SLIDING: windowed}
+    if metadata.overrides:
+        return {FULL: full}
+    windowed = _rotation(windowed_layers)
+    is_same = replace(windowed[0], rope_type=full[0].rope_type) == full[0]
+    return {None: full} if is_same else {FULL: full, SLIDING: windowed}
 
 
 def _windowed_layers(metadata: Metadata, full: RopeSpec) -> Metadata | None:
@@ -298,11 +295,9 @@ def _head_dim(metadata: Metadata) -> int:
     heads = metadata.get("attention.head_count")
     if isinstance(heads, list) and heads:
         heads = heads[0]  # llama.cpp takes those of the first layer
-    embedding = metadata.checked("embedding_length", None, _length)
-    if embedding is None or heads is None:
-        raise metadata.error("attention.key_length", "be given, or embedding_length and head_count")
-    name = f"{metadata.architecture}.embedding_length / head_count"
-    return _width(name, embedding // _heads(name, heads))
+    name = f"{metadata.architecture}.attention.key_length or embedding_length / head_count"
+    embedding = metadata.checked("embedding_length", 0, _length)
+    return _width(name, embedding // scalars.whole_number(name, heads, 1, limits.HEADS))
 
 
 def _theta(metadata: Metadata, head_dim: int) -> float:
@@ -398,24 +393,16 @@ def _paired(metadata: Metadata, spec: RopeSpec) -> RopeSpec:
     in Qwen3-VL; llama.cpp gives them the fourth position, which is 0 for text.
     """
     pairing = metadata.facts["pairing"]
-    sections = _sections(metadata, pairing)
-    if not sections:
-        return replace(spec, interleaved=pairing.startswith("norm"))
-    axes = mrope_pair_axis(sections, pairing == "imrope")
-    pair_axis = tuple(np.resize(axes, spec.pairs).tolist())
-    return with_pair_axis(spec, pair_axis, max(pair_axis) + 1)
-
-
-def _sections(metadata: Metadata, pairing: str) -> tuple[int, ...]:
-    """Return the pairs of each axis; empty for a rotation by one axis."""
     check = partial(scalars.whole_numbers, least=0, most=limits.HEAD_DIM, longest=4)
-    sections: tuple[int, ...] = metadata.checked(_SECTIONS, (), check)
+    sections = metadata.checked(_SECTIONS, (), check)
     if pairing not in ("mrope", "imrope") and not all((*sections, 0, 0)[:2]):
-        return ()
+        return replace(spec, interleaved=pairing.startswith("norm"))
     axes = {"norm": 1, "neox": 1, "imrope": 3}.get(pairing, 4)
     if not any(sections) or any(sections[axes:]):
         raise metadata.error(_SECTIONS, f"have the pairs of at most {axes} axes")
-    return (*sections, 0, 0)[:axes]
+    own_axes = mrope_pair_axis((*sections, 0, 0)[:axes], pairing == "imrope")
+    pair_axis = tuple(np.resize(own_axes, spec.pairs).tolist())
+    return with_pair_axis(spec, pair_axis, max(pair_axis) + 1)
 
 
 def _refuse_unread(metadata: Metadata, full: Rotation) -> None:

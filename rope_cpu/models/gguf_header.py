@@ -11,7 +11,7 @@ docs/gguf.md of ggml-org/ggml; `gguf_init_from_file_impl` in gguf.cpp of llama.c
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Container
+from collections.abc import Callable, Collection
 from mmap import ACCESS_READ, mmap
 from struct import Struct
 from typing import Any
@@ -23,6 +23,7 @@ from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.arguments.scalars import whole_number
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64
+from rope_cpu.models.model_types import Config
 
 MAGIC = b"GGUF"
 
@@ -87,30 +88,29 @@ def read_header(path: str, wanted: Collection[str]) -> tuple[dict[str, Any], dic
     with open(path, "rb") as opened:
         file = mmap(opened.fileno(), 0, access=ACCESS_READ)
     with file:
-        _check_version(file)
+        if _bytes(file, 4) != MAGIC:
+            raise ValueError(f"the file does not begin with {MAGIC!r}")
+        version = _integer(file, 4)
+        if version not in (2, 3):
+            remedy = "`gguf-convert-endian FILE little` of package gguf converts big-endian files"
+            raise ArgumentError("version", version, "be 2 or 3", remedy)
         tensor_count = whole_number("tensor_count", _integer(file, 8), 0, _ENTRIES)
         key_count = whole_number("metadata_kv_count", _integer(file, 8), 0, _ENTRIES)
-        values = _values(file, key_count)
-        return values, _tensors(file, tensor_count, wanted, values.get(_ALIGNMENT, 32))
+        values = _entries(file, key_count, _value)
+        places = _entries(file, tensor_count, _place)
+        places = {name: places[name] for name in wanted if name in places}
+        return values, _tensors(file, places, values.get(_ALIGNMENT, 32))
 
 
-def _check_version(file: mmap) -> None:
-    """Raise unless a file begins as GGUF files of a known version do."""
-    if _bytes(file, 4) != MAGIC:
-        raise ValueError(f"the file begins with {shown(file[:4])}, not with {MAGIC!r}")
-    version = _integer(file, 4)
-    if version not in (2, 3):
-        remedy = "convert a big-endian file with `gguf-convert-endian FILE little` of package gguf"
-        raise ArgumentError("version", version, "be 2 or 3", remedy)
-
-
-def _values(file: mmap, count: int) -> dict[str, Any]:
-    """Read the metadata."""
-    values: dict[str, Any] = {}
+def _entries(file: mmap, count: int, read: Callable[[mmap, str], Any]) -> dict[str, Any]:
+    """Read so many entries, each after its name; raise for a name that appears twice."""
+    found: dict[str, Any] = {}
     for _ in range(count):
-        key = _new_name(file, values)
-        values[key] = _value(file, key)
-    return values
+        name = _string(file)
+        if name in found:
+            raise ValueError(f"the name {shown(name)} appears twice")
+        found[name] = read(file, name)
+    return found
 
 
 def _value(file: mmap, key: str) -> Any:
@@ -120,8 +120,7 @@ def _value(file: mmap, key: str) -> Any:
         return _string(file)
     if kind != _ARRAY:
         return _numbers(file, key, kind, 1)[0]
-    kind = _integer(file, 4)
-    count = _integer(file, 8)
+    kind, count = _integer(file, 4), _integer(file, 8)
     if kind != _STRING:
         return _numbers(file, key, kind, count)
     _skip_strings(file, key, count)
@@ -151,38 +150,31 @@ def _skip_strings(file: mmap, key: str, count: int) -> None:
     _skip(file, at - file.tell())
 
 
-def _tensors(file: mmap, count: int, wanted: Collection[str], alignment: Any) -> dict[str, Float64]:
-    """Read the wanted tensors: their places in the header, then the data behind it."""
-    places: dict[str, Any] = {}
-    for _ in range(count):
-        name = _new_name(file, places)
-        shape = _numbers(file, name, _SIZE, _integer(file, 4))
-        places[name] = (shape, _integer(file, 4), _integer(file, 8))
+def _place(file: mmap, name: str) -> tuple[Any, int, int]:
+    """Read the sizes, the type and the offset of a tensor."""
+    shape = _numbers(file, name, _SIZE, _integer(file, 4))
+    return shape, _integer(file, 4), _integer(file, 8)
+
+
+def _tensors(file: mmap, places: Config, alignment: Any) -> dict[str, Float64]:
+    """Read the tensors at some places in the data, which begin behind the header."""
     alignment = whole_number(_ALIGNMENT, alignment, 1, 2**32)
     if alignment & (alignment - 1):
         raise ArgumentError(_ALIGNMENT, alignment, "be a power of 2")
     start = -(-file.tell() // alignment) * alignment
-    return {name: _tensor(file, name, start, *places[name]) for name in wanted if name in places}
+    return {name: _tensor(file, name, start, *place) for name, place in places.items()}
 
 
 def _tensor(file: mmap, name: str, start: int, shape: Any, kind: int, offset: int) -> Float64:
     """Read a tensor of one dimension."""
-    if shape is None or len(shape) != 1 or shape[0] > limits.HEAD_DIM:
-        rule = f"have one dimension of at most {limits.HEAD_DIM} elements"
-        raise ArgumentError(name, Finding(f"has shape {shown(shape)}"), rule)
-    if kind >= len(_TENSOR_DTYPES):
-        raise ArgumentError(name, Finding(f"has type {kind}"), "have 0 (float32) or 1 (float16)")
+    is_long = len(shape or ()) != 1 or shape[0] > limits.HEAD_DIM
+    if is_long or kind >= len(_TENSOR_DTYPES):
+        finding = Finding(f"has type {kind} and shape {shown(shape)}")
+        rule = f"have type 0 or 1 (float32, float16) and one dimension of at most {limits.HEAD_DIM}"
+        raise ArgumentError(name, finding, rule)
     dtype = np.dtype(_TENSOR_DTYPES[kind])
     _skip(file, start + offset - file.tell())
     return np.frombuffer(_bytes(file, shape[0] * dtype.itemsize), dtype).astype(np.float64)
-
-
-def _new_name(file: mmap, known: Container[str]) -> str:
-    """Read the name of a key or of a tensor; raise if it is known."""
-    name = _string(file)
-    if name in known:
-        raise ValueError(f"the name {shown(name)} appears twice")
-    return name
 
 
 def _string(file: mmap) -> str:
@@ -199,9 +191,8 @@ def _integer(file: mmap, size: int) -> int:
 
 def _bytes(file: mmap, count: int) -> bytes:
     """Read so many bytes."""
-    start = file.tell()
     _skip(file, count)
-    return file[start : file.tell()]
+    return file[file.tell() - count : file.tell()]
 
 
 def _skip(file: mmap, count: int) -> None:

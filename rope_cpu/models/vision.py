@@ -46,13 +46,15 @@ class Row:
         The key of the width of a head, and keys of numbers that divide it. The key head_dim goes
         before these; a class that reads it divides without a remainder.
     widths : str
-        The elements that each axis rotates: a rule in `_WIDTHS`, or the key that has them.
+        The key of the elements that each axis rotates, or of a number that they are shares of.
+        Empty: they are shares of the head.
+    parts, shares : int, sequence of int
+        Each axis rotates so many of so many equal parts of this number; 0: the rest. No shares: the
+        key has a list.
     scaling : sequence of str
         Of a rotation of one axis, the keys of its rope parameters beside the base.
     sections : sequence of str
         Of an M-RoPE, the key of the pairs of each axis; of several the first that is present.
-    each : int
-        The elements of an axis for each unit of the number that `widths` has; 0: it has a list.
     counts : sequence of int
         The allowed numbers of axes; empty: all of `axes`.
     fills_head : bool
@@ -85,10 +87,11 @@ class Row:
     axes: Sequence[str] = ("row", "column")
     form: str = "axes"
     head_dim: Sequence[str] = ("attention_head_dim",)
-    widths: str = "equal"
+    widths: str = ""
+    parts: int = 1
+    shares: Sequence[int] = ()
     scaling: Sequence[str] = ()
     sections: Sequence[str] = ()
-    each: int = 0
     counts: Sequence[int] = ()
     fills_head: bool = True
     shares_frequencies: bool = False
@@ -224,34 +227,21 @@ def _frequencies(
     return found
 
 
-# Rules for the widths of the axes, from head_dim and the number of axes.
-_WIDTHS: dict[str, Callable[[int, int], tuple[int, ...]]] = {
-    "equal": lambda head_dim, count: (head_dim // count // 2 * 2,) * count,
-    "half": lambda head_dim, count: (head_dim // 2,),
-    # Wan: two equal axes, and a first one that takes the remainder.
-    "thirds": lambda head_dim, count: (head_dim - head_dim // 6 * 4, *(head_dim // 6 * 2,) * 2),
-    "quarter first": lambda head_dim, count: (head_dim // 4, *(head_dim // 8 * 3,) * 2),
-}
-
-
 def _widths_and_head_dim(row: Row, values: Config) -> tuple[Sequence[int], int]:
     """Return the elements that each axis rotates, and the width of a head."""
-    key = row.widths
-    count = len(row.axes)
     head_dim = 0
-    if key in _WIDTHS or values.keys() >= {*row.head_dim}:
+    if not row.widths or values.keys() >= {*row.head_dim}:
         head_dim = _head_dim(row, values)
-    widths: Sequence[int]
-    if key in _WIDTHS:
-        widths = _WIDTHS[key](head_dim, count)
-        key = " // ".join(row.head_dim)
-    elif row.each:
-        widths = (row.each * _number(key, values, limits.HEAD_DIM),) * count
+    if row.shares:
+        whole = _number(row.widths, values, limits.HEAD_DIM) if row.widths else head_dim
+        widths = [whole // row.parts * share for share in row.shares]
+        widths[0] = widths[0] or head_dim - sum(widths)
     else:
-        widths = scalars.whole_numbers(key, values.get(key), most=limits.HEAD_DIM)
+        numbers = values.get(row.widths)
+        widths = [*scalars.whole_numbers(row.widths, numbers, most=limits.HEAD_DIM)]
     total = sum(widths)
     head_dim = head_dim or total
-    counts = row.counts or (count,)
+    counts = row.counts or (len(row.axes),)
     least = 4 if row.ntk else 2
     is_even = not any(width < least or width % 2 for width in widths)
     fits = total == head_dim or (total < head_dim and not row.fills_head)
@@ -259,7 +249,7 @@ def _widths_and_head_dim(row: Row, values: Config) -> tuple[Sequence[int], int]:
         finding = Finding(f"gives a head of {head_dim} elements the widths {shown(widths)}")
         number = " or ".join(map(str, counts))
         rule = f"give {number} axes even widths from {least} that fill the head"
-        raise ArgumentError(key, finding, rule)
+        raise ArgumentError(row.widths or " // ".join(row.head_dim), finding, rule)
     return widths, head_dim
 
 

@@ -165,7 +165,7 @@ def alignment(value):
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        (b"PK\3\4" + bytes(100), "not with b'GGUF'"),
+        (b"PK\3\4" + bytes(100), "does not begin with b'GGUF'"),
         (header(keys=HUGE), "`metadata_kv_count` is 1152921504606846976"),
         (header(tensors=HUGE), "`tensor_count` is 1152921504606846976"),
         (header(LLAMA, keys=2), "ends after"),

@@ -161,8 +161,13 @@ def test_unused_keys_with_the_values_that_llama_cpp_has(values, tmp_path):
         ("llama", {KEY: 0}, "at least 2"),
         ("llama", WIDTH | {"rope.dimension_count": 63}, "must be even"),
         ("llama", WIDTH | {"rope.dimension_count": 66}, "at most head_dim 64"),
-        ("llama", {}, "`llama.attention.key_length` is missing; it must be given, or embedding"),
-        ("llama", FREE, "`llama.attention.key_length` is missing"),
+        ("llama", {}, "key_length or embedding_length / head_count` is None; it must be an int"),
+        ("llama", FREE, "key_length or embedding_length / head_count` is None"),
+        (
+            "llama",
+            {"attention.head_count": 4},
+            "/ head_count` is 0; it must be at least 2",
+        ),
         ("llama", FREE | {"attention.head_count": [0, 4]}, "at least 1"),
         ("llama", WIDTH | {"rope.freq_base": 0.0}, "above 0"),
         ("llama", WIDTH | {"rope.freq_base": float("nan")}, "finite"),
@@ -217,9 +222,12 @@ def test_the_path_is_a_path(path):
         RotaryEmbedding.from_gguf(path)
 
 
-@pytest.mark.parametrize("name", ["missing.gguf", "", "a\0b"])
-def test_missing_files_and_folders(name, tmp_path):
-    with pytest.raises(ValueError, match="is not a file"):
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("missing.gguf", "No such file"), ("", "Is a directory"), ("a\0b", "embedded null byte")],
+)
+def test_missing_files_and_folders(name, text, tmp_path):
+    with pytest.raises(ValueError, match=f"^`path` '.*{text}"):
         RotaryEmbedding.from_gguf(f"{tmp_path}/{name}")
 
 

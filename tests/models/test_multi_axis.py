@@ -40,7 +40,7 @@ def config_of(name):
         return {"model_type": name}
     config = {"_class_name": name}
     config |= dict.fromkeys(row.only.keys() & {"use_rotary_positional_embeddings"}, True)
-    if row.widths in ("thirds", "quarter first") or row.form == "all heads":
+    if row.parts in (6, 8) or row.form == "all heads":
         config |= {key: value for key, value in WIDTHS.items() if key not in row.names[name]}
     if row.scaling:
         config["rope_scaling"] = FACTORS

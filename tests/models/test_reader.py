@@ -135,9 +135,8 @@ REFUSALS: list[tuple[Any, type[Exception], str]] = [
     (scaled(type="ntk-by-parts"), ValueError, "`rope_type` is 'ntk-by-parts'; it must"),
     (scaled(type="llama-3"), ValueError, "`rope_type` is 'llama-3'; .* llama3"),
     (llama(model_type="mystery"), ValueError, "`model_type` is 'mystery', so"),
-    ("meta-llama/Llama-3.1-8B", ValueError, "nothing is downloaded.*meta-llama/Llama-3.1-8B"),
-    ("./meta-llama/Llama-3.1-8B", ValueError, "config.json$"),
-    ("configs/llama.json", ValueError, "config.json$"),
+    ("meta-llama/Llama-3.1-8B", ValueError, "meta-llama/Llama-3.1-8B'; it must .*is downloaded"),
+    ("", ValueError, "`config` is ''; it must be a file, or"),
     (scaled(type="linear"), ValueError, "`factor` is missing"),
     (scaled(type="linear", factor=2.0, x=1), ValueError, "`x` is not a key"),
     (llama(rope_theta=0), ValueError, "`rope_theta` is 0"),
@@ -246,7 +245,7 @@ FOREIGN_OBJECTS: list[tuple[str, dict[str, Any], str]] = [
     (
         "adapter_config.json",
         {"peft_type": "LORA", "base_model_name_or_path": "meta-llama/Llama-3.1-8B"},
-        "an adapter .PEFT.*base model; it names 'meta-llama/Llama-3.1-8B'$",
+        "an adapter .PEFT.*base model, which `base_model_name_or_path` names$",
     ),
     ("quantize_config.json", {"bits": 4, "group_size": 128, "desc_act": True}, "quantisation"),
     ("quant_config.json", {"zero_point": True, "q_group_size": 128, "w_bit": 4}, "quantisation"),
@@ -254,20 +253,20 @@ FOREIGN_OBJECTS: list[tuple[str, dict[str, Any], str]] = [
     (
         "genai_config.json",
         {"model": {"type": "llama", "decoder": DECODER}, "search": {}},
-        "GenAI, which lacks `rope_theta`; .*; it names 'llama'$",
+        "GenAI, which lacks `rope_theta`; .*built from$",
     ),
     ("params.json", META, "Meta's own format; .*interleaved=True.*: 32 in .* 1B and 3B, 8 in"),
     ("params.json", {**MISTRAL, "yarn": {"factor": 16}}, "Mistral's own .*interleaved=True.*yarn"),
-    ("config.json", KERAS, "KerasHub.*llama3.*it names 'Llama3Backbone'$"),
+    ("config.json", KERAS, "KerasHub.*llama3"),
     ("config.json", of("llama", **KERAS["config"]), "KerasHub.*`rope_frequency_adjustment_factor`"),
-    ("lit_config.json", LITGPT, "LitGPT; give the config.json beside it.*'Llama-3.1-8B'$"),
+    ("lit_config.json", LITGPT, "LitGPT; give the config.json beside it"),
     ("config.json", of("llama", **CTRANSLATE2), "CTranslate2.*model.bin"),
     ("config.json", of("moshi", **MOSHI), "moshi.*max_period, interleaved=True"),
     ("config.json", {"model": OLMO_CORE, "dataset": {}, "trainer": {}}, "OLMo-core.*to_hf_config$"),
     ("config.json", of("olmo2", **OLMO_CORE), "OLMo-core"),
     ("open_clip_config.json", {"model_cfg": {}, "preprocess_cfg": {}}, "OpenCLIP"),
     ("model_index.json", {"_class_name": "FluxPipeline", "scheduler": ["a", "b"]}, "transformer"),
-    ("config.json", {"architecture": "eva02_base", "pretrained_cfg": {}}, "timm.*'eva02_base'$"),
+    ("config.json", {"architecture": "eva02_base", "pretrained_cfg": {}}, "timm"),
     ("config.json", {"word_embedding_dimension": 768}, "a config of Sentence Transformers"),
     ("config.json", {"pretrained_config": {}, "build_config": {}}, "TensorRT-LLM"),
     ("args.json", MEGATRON, "the arguments of Megatron-LM or NeMo; .*`rotary_base`"),
@@ -301,7 +300,7 @@ def test_a_folder_without_a_config_names_the_other_file(tmp_path: Path) -> None:
     assert RotaryEmbedding.from_config(tmp_path) == read(LLAMA)
 
 
-# Files that their names or their first bytes tell apart.
+# Files that their names tell apart.
 FOREIGN_FILES: list[tuple[str, bytes, str]] = [
     ("generation_config.json", b'{"do_sample": true}', "a config of text generation"),
     ("scheduler_config.json", b'{"_class_name": "DDIMScheduler"}', "a diffusers scheduler"),
@@ -310,13 +309,10 @@ FOREIGN_FILES: list[tuple[str, bytes, str]] = [
     ("tokenizer.json", b"{}", "a file of a tokenizer"),
     ("model.yaml", b"hidden_size: 64", "no JSON file"),
     ("weights.bin", b"\0" * 20, "a checkpoint or another file of arrays; give the config.json"),
-    ("renamed", b"PK\x03\x04" + b"\0" * 20, "a checkpoint or another file of arrays"),
-    ("renamed", b"\x80\x02}q\0", "a checkpoint or another file of arrays"),
-    ("renamed", b"\x93NUMPY\x01\0", "a checkpoint or another file of arrays"),
     ("model.safetensors", b"", "a checkpoint; give the config.json beside it"),
-    ("renamed", b"\x10\1\0\0\0\0\0\0{}", "a checkpoint; give"),
     ("model.onnx", b"", "an ONNX model; give the config.json .* that it was exported from"),
-    ("renamed", b"\x08\x0a\x12\x07pytorch", "an ONNX model"),
+    ("renamed", b"\x08\x0a\x12\x07pytorch", "not valid JSON"),
+    ("renamed", b"\x93NUMPY\x01\0", "not valid JSON"),
 ]
 
 

@@ -95,7 +95,7 @@ LLAMA = {"hidden_size": 64, "num_attention_heads": 4, "rope_theta": 1e4}
             "be 'axial' or 'default', as 'pix",
         ),
         (tower("pixtral", num_heads=8), "`num_heads` is 8; it must equal `num_attention_heads`, 4"),
-        (tower("pixtral", head_dim=10), "gives a head of 10 elements the widths (4, 4)"),
+        (tower("pixtral", head_dim=10), "gives a head of 10 elements the widths [4, 4]"),
         (tower("pixtral", rope_parameters=AXIAL), "`rope_parameters.factor` is 2.0; it must"),
         (
             tower("pixtral", rope_scaling={"factor": 2.0}),
