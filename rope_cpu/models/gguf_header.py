@@ -54,8 +54,6 @@ _TENSOR_DTYPES = ("<f4", "<f2")
 
 def is_gguf(path: str) -> bool:
     """Return True for a file whose name or first bytes are those of a GGUF file."""
-    if not os.path.isfile(path):
-        return False
     with open(path, "rb") as file:
         return path.endswith(".gguf") or file.read(len(MAGIC)) == MAGIC
 

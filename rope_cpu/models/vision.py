@@ -241,14 +241,12 @@ def _widths_and_head_dim(row: Row, values: Config) -> tuple[Sequence[int], int]:
         widths = [*scalars.whole_numbers(row.widths, numbers, most=limits.HEAD_DIM)]
     total = sum(widths)
     head_dim = head_dim or total
-    counts = row.counts or (len(row.axes),)
     least = 4 if row.ntk else 2
-    is_even = not any(width < least or width % 2 for width in widths)
+    are_pairs = all(width >= least and width % 2 == 0 for width in widths)
     fits = total == head_dim or (total < head_dim and not row.fills_head)
-    if len(widths) not in counts or not is_even or not fits:
+    if not are_pairs or not fits or len(widths) not in (row.counts or (len(row.axes),)):
         finding = Finding(f"gives a head of {head_dim} elements the widths {shown(widths)}")
-        number = " or ".join(map(str, counts))
-        rule = f"give {number} axes even widths from {least} that fill the head"
+        rule = f"give each of {len(row.axes)} axes an even width from {least}, and fill the head"
         raise ArgumentError(row.widths or " // ".join(row.head_dim), finding, rule)
     return widths, head_dim
 

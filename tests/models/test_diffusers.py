@@ -75,7 +75,7 @@ def video(name, **values):
         (LTX2 | {HEADS: 15}, "`attention_head_dim` is 15; it must be even"),
         (image("ErnieImage"), "have different angles, which is no rotation"),
         (image("HiDreamImage"), "`axes_dims_rope` is None; it must be a seq"),
-        (image("HiDreamImage", axes_dims_rope=[32, 32]), "[32, 32]; it must give 3 axes even"),
+        (image("HiDreamImage", axes_dims_rope=[32, 32]), "[32, 32]; it must give each of 3 axes"),
         (image("ZImage", dim=3840, n_heads=32), "`axes_dims` gives a head of 120 elements the"),
         (image("Flux", rope_theta=256.0), "`rope_theta` is 256.0; it must be 10000.0, as 'Flux"),
         (image("Flux", head_dim=1), "`head_dim` is 1; it must be left out, as 'Flux"),
@@ -87,7 +87,7 @@ def video(name, **values):
         (video("Allegro", interpolation_scale_h=5e-324), "`inv_freq` holds inf"),
         (
             video("Cosmos", attention_head_dim=10),
-            "[6, 2, 2]; it must give 3 axes even widths from",
+            "[6, 2, 2]; it must give each of 3 axes an even width from 4",
         ),
         (video("Cosmos", rope_scale=[1e300, 1e300, 1e300]), "`rope_theta` is inf; it must be"),
         (image("Ideogram4", mrope_section=[24, 20]), "`mrope_section` is (24, 20); it must be 3"),
