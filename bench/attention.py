@@ -126,7 +126,7 @@ def attention(step: Attended) -> Call:
 
 
 def numpy_attention(step: Attended) -> Call:
-    """Attend by matrix products of NumPy, sequence by sequence; bfloat16 is cast first."""
+    """Attend by matrix products of NumPy, of all sequences; bfloat16 is cast first."""
     if step.kind.key not in DTYPES:
         raise UnavailableError(f"{step.kind} is not read in NumPy")
     key, value = step.keys_and_values()
@@ -135,22 +135,18 @@ def numpy_attention(step: Attended) -> Call:
     hidden = position > position[-step.new :, None]  # of the keys, from each new token
 
     def run(q: Array) -> Array:
-        by_sequence = q.reshape(step.sequences, step.new, KV_HEADS, -1, HEAD_DIM)
-        results = [attend(*arguments) for arguments in zip(by_sequence, key, value, strict=True)]
-        return np.concatenate(results)
-
-    def attend(q: Array, key: Array, value: Array) -> Array:
-        rows = q.transpose(1, 2, 0, 3).reshape(KV_HEADS, -1, HEAD_DIM) * scale
+        by_token = q.reshape(step.sequences, step.new, KV_HEADS, -1, HEAD_DIM)
+        by_head = by_token.transpose(0, 2, 3, 1, 4)
+        rows = by_head.reshape(step.sequences, KV_HEADS, -1, HEAD_DIM) * scale
         scores = rows @ key.astype(np.float32, copy=False).swapaxes(-1, -2)
-        by_token = scores.reshape(KV_HEADS, -1, step.new, step.length)
         if step.new > 1:
-            by_token[:, :, hidden] = -np.inf
+            scores.reshape(*by_head.shape[:-1], step.length)[..., hidden] = -np.inf
         scores -= scores.max(axis=-1, keepdims=True)
         weights = np.exp(scores, out=scores)
         total = weights.sum(axis=-1, keepdims=True)
         y = weights @ value.astype(np.float32, copy=False) / total
-        by_head = y.reshape(HEADS, step.new, HEAD_DIM)
-        return np.ascontiguousarray(by_head.swapaxes(0, 1))
+        result: Array = y.reshape(by_head.shape).transpose(0, 3, 1, 2, 4).reshape(q.shape)
+        return result
 
     return Call(run, (step.queries(),), lambda y: y)
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .measure import Case
 from .results import Result, Timing, ratio
 
@@ -26,11 +28,8 @@ def duration(seconds: float) -> str:
 
 
 def _three_digits(value: float) -> str:
-    if value >= 99.95:
-        return f"{value:.0f}"
-    if value >= 9.995:
-        return f"{value:.1f}"
-    return f"{value:.2f}"
+    digits = np.format_float_positional(value, 3, unique=False, fractional=False)
+    return digits.removesuffix(".")
 
 
 def heading(environment: dict[str, Any], model: str) -> Iterator[str]:

@@ -12,6 +12,7 @@ from math import comb, inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 
 import rope_cpu
@@ -114,11 +115,10 @@ def ratio(row: Timing, base: Timing) -> Median:
 
 def environment() -> dict[str, Any]:
     """Return the facts that the figures of a run depend on, in types of JSON."""
-    has_affinity = hasattr(os, "sched_getaffinity")
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "processor": _system_value("/proc/cpuinfo", "model name") or platform.machine(),
-        "cores": len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count(),
+        "cores": numba.config.NUMBA_DEFAULT_NUM_THREADS,
         "caches": caches(),
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "python": platform.python_version(),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rope_cpu import RotaryEmbedding, export
+from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.cli import command_line, groups
 from rope_cpu.export.files import model_path
 from rope_cpu.export.foreign_check import FAR, FARTHEST, repaired
@@ -35,8 +36,11 @@ def run(args: argparse.Namespace) -> int:
     if args.fix != (args.output is not None):
         raise command_line.UsageError("`--fix` and `-o` need each other")
     ropes, maximum = _expected(args)
-    with command_line.usage_errors():
+    try:
         reports = list(_reports(args, ropes, min(maximum, FARTHEST)))
+    except ArgumentError as error:
+        subject = str(args.model) if error.argument == "model" else f"`{error.argument}`"
+        raise command_line.UsageError(error.text(subject)) from error
     text = json.dumps([_as_dict(report) for report in reports], indent=2)
     lines = text if args.json else "\n\n".join(map(str, reports))
     command_line.print_lines(lines.split("\n"))

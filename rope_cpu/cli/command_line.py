@@ -88,10 +88,8 @@ def read_config(path: Path) -> Model:
 
 def check_file(path: Path) -> None:
     """Raise OutputError if `path` obviously cannot be written: checked before the work starts."""
-    if path.is_dir():
-        raise OutputError(f"cannot write {path}: it is a folder")
-    if not path.parent.is_dir():
-        raise OutputError(f"cannot write {path}: there is no folder {path.parent}")
+    if path.is_dir() or not path.parent.is_dir():
+        raise OutputError(f"cannot write {path}: it must be a file in a folder that exists")
 
 
 @contextmanager

@@ -109,7 +109,7 @@ def test_an_error_that_is_not_finite_is_text_in_json(bench, monkeypatch, tmp_pat
         ("--config /no/such/config.json", "/no/such/config.json"),
         ("decode-1 --threads 0", "`n` is 0; it must be at least 1"),
         ("decode-1 --plot picture.pdf", "picture.pdf"),
-        ("decode-1 --json /", "cannot write /: it is a folder"),
+        ("decode-1 --json /", "cannot write /: it must be a file in a folder"),
         ("--list --json q.json", "`--json`"),
         ("--list --threads 1", "`--threads`"),
         ("--layer-type full_attention", "full_attention"),

@@ -27,8 +27,8 @@ def test_plot(shown, tmp_path, name, start):
     ("name", "rule"),
     [
         ("x.unknown", "must end in .png or .svg"),
-        ("folder.png", "it is a folder"),
-        ("no/x.png", "there is no folder"),
+        ("folder.png", "it must be a file in a folder that exists"),
+        ("no/x.png", "it must be a file in a folder that exists"),
     ],
 )
 def test_a_plot_that_cannot_be_drawn_is_refused_first(shown, tmp_path, capsys, name, rule):

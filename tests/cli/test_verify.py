@@ -188,6 +188,6 @@ def test_json_that_cannot_be_written_after_all_costs_no_table(run):
     assert found.err.splitlines()[-1] == expected
 
 
-@pytest.mark.parametrize(("place", "words"), [("", "a folder"), ("no/x.json", "cannot write")])
-def test_json_into_no_file(place, words, run, tmp_path):
-    one_line(run("--json", str(tmp_path / place)), words)
+@pytest.mark.parametrize("place", ["", "no/x.json"])
+def test_json_into_no_file(place, run, tmp_path):
+    one_line(run("--json", str(tmp_path / place)), "must be a file in a folder that exists")

@@ -661,14 +661,14 @@ UNREADABLE = [
     (with_nested_functions(20), "its functions make 1048576 nodes"),
     (OF_ONE_ROW, "two positions or more"),
     (OF_NAN, "cos, sin must be finite"),
-    (b"\0damaged", "`model` cannot be read"),
+    (b"\0damaged", "model.onnx cannot be read"),
     (EXTERNAL, "gone.data"),
 ]
 WRONG_OPTIONS = [
     ("--fix", "`--fix` and `-o` need each other"),
     ("-o OUT", "`--fix` and `-o` need each other"),
     ("--fix -o out.txt", "with the suffix .onnx"),
-    ("--fix -o none/out.onnx", "there is no folder none"),
+    ("--fix -o none/out.onnx", "cannot write none/out.onnx: it must be a file in a folder"),
 ]
 
 

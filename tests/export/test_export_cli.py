@@ -150,14 +150,14 @@ def test_a_pairing_is_asked_for(export_to):
 def test_a_missing_folder_is_refused(tmp_path):
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    with pytest.raises(UsageError, match="there is no folder"):
+    with pytest.raises(UsageError, match="it must be a file in a folder that exists"):
         command.run(parser.parse_args(["-o", str(tmp_path / "missing" / "rope.onnx")]))
 
 
 def test_a_folder_instead_of_a_file_is_refused(export_to, tmp_path, monkeypatch):
     (tmp_path / "out.onnx").mkdir()
     monkeypatch.setattr(export, "validate", None)  # it is refused before that
-    with pytest.raises(UsageError, match=r"cannot write .*out.onnx: it is a folder"):
+    with pytest.raises(UsageError, match=r"cannot write .*out.onnx: it must be a file"):
         export_to()
 
 
