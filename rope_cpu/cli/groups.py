@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from rope_cpu.arguments.texts import escaped
 from rope_cpu.array_types import Float64, Int64
 from rope_cpu.cli.command_line import usage_errors
-from rope_cpu.frequencies import scaling
 from rope_cpu.frequencies.spec import RopeSpec
 from rope_cpu.models.model import Model
 from rope_cpu.models.model_types import data
@@ -159,11 +158,10 @@ def _pairs(spec: RopeSpec, parameters: Mapping[str, Any]) -> Pairs:
     by_axis = np.abs(spec.inv_freq[0, :, 0])
     frequencies = by_axis.max(axis=0)
     axis = np.where(by_axis.any(axis=0), by_axis.argmax(axis=0), -1)
-    theta = parameters.get("rope_theta", scaling.DEFAULT_THETA)
-    if not parameters:
-        if spec.length_rule is None:
-            return Pairs(frequencies, axis, frequencies)
-        theta = spec.length_rule.settings.rope_theta
+    rule = spec.length_rule
+    theta = parameters.get("rope_theta", rule and rule.settings.rope_theta)
+    if theta is None:
+        return Pairs(frequencies, axis, frequencies)
     share = parameters.get("partial_rotary_factor") or 1.0
     width = spec.rotary_dim
     if int(spec.head_dim * share) == width - 1:

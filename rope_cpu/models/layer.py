@@ -180,20 +180,19 @@ class Layer:
         """The factors on queries of norms after the rotation, which no norm before it can have."""
         if self.qk_norm != "after" or not self.norm_weighted:
             return None
-        factors = " · ".join(filter(None, ("the weights of both norms", self.query_weights)))
-        return factors + ("" if self.scale is None else f", and scale={self.scale:g}")
+        factors = filter(None, ("the weights of both norms", self.query_weights))
+        return " · ".join(factors) + ("" if self.scale is None else f", and scale={self.scale:g}")
 
     def refuse_unknown(self, known: Collection[str]) -> None:
         """Raise ValueError for the first fact that a caller does not know.
 
         known: the names of the fields that the caller takes, whatever their values are.
         """
-        passed = {*known, *(() if self.qk_norm else ("norm_other", "query_weights"))}
-        if not self.causal:
-            passed.add("bidirectional_tokens")
-        for name in (name for name in (*PARTS, *vars(self)) if name not in passed):
+        idle = [] if self.causal else ["bidirectional_tokens"]
+        idle += [] if self.qk_norm else ["norm_other", "query_weights"]
+        for name in (*PARTS, *vars(self)):
             value = getattr(self, name)
-            if value != _DEFAULTS.get(name):
+            if value != _DEFAULTS.get(name) and name not in (*known, *idle):
                 part = PARTS.get(name, f"the fact {name} {{}}").format(value)
                 end = "the export cannot write" if name in SERVED else "is not supported"
                 raise ValueError(f"model type {cut(str(self.model_type))} has {part}, which {end}")
@@ -211,7 +210,7 @@ class Layer:
 _DEFAULTS: Config = vars(Layer())
 
 # Facts that the calls of a server express, and operators of a graph, or that decide these; others
-# are refused. Of the last three, each caller has rules of its own.
+# are refused. Callers have rules of their own for the last two.
 EXPRESSED = (
     *("model_type", "causal", "window", "window_in_all_layers", "softcap", "scale", "has_sinks"),
     *("qk_norm", "norm_weighted", "norm_offset", "norm_epsilon"),
@@ -315,9 +314,8 @@ _RULES = {model_type: kind for kind in _KINDS for model_type in _DATA[kind]}
 def _layer_count(values: Config) -> int | None:
     """Return the number of layers; None if the config lacks it, and all layers are alike."""
     lists = [values[key] for key in LISTS_BY_LAYER if values.get(key)]
-    count = next((values[key] for key in COUNT_KEYS if key in values), None)
-    if count is None and lists:
-        count = len(lists[0])
+    default = len(lists[0]) if lists else None
+    count = next((values[key] for key in COUNT_KEYS if key in values), default)
     is_needed = lists or values.get("no_rope_layer_interval") is not None
     if not is_needed and not isinstance(count, int | np.integer):
         return None  # so it is not refused

@@ -27,7 +27,7 @@ from rope_cpu.models.layer import (
     layers_of,
     query_factors,
 )
-from rope_cpu.models.model_types import PAIRING_KEY, UNKNOWN, Config, ModelFacts
+from rope_cpu.models.model_types import PAIRING_KEY, Config, ModelFacts
 
 # The keys of the numbers of query heads and of key/value heads, the last ones of GGUF files.
 HEADS_KEYS = (
@@ -292,10 +292,11 @@ class Model(ABC):
         >>> read({"model_type": "mistral"}).heads()
         (32, 8)
         """
-        heads = self._head_count(HEADS_KEYS, layer_type, layer)
+        asked = (layer_type, layer)
+        heads = self._head_count(HEADS_KEYS, asked)
         if self.is_latent:
             return heads, 1
-        kv_heads = self._head_count(KV_HEADS_KEYS, layer_type, layer, heads)
+        kv_heads = self._head_count(KV_HEADS_KEYS, asked, heads)
         # The default of a model type need not suit a file that lacks the number.
         is_default = kv_heads in map(self.facts.defaults.get, KV_HEADS_KEYS)
         if heads % kv_heads and not is_default:
@@ -304,35 +305,23 @@ class Model(ABC):
             raise ArgumentError(KV_HEADS_KEYS[0], kv_heads, rule, remedy)
         return heads, kv_heads
 
-    def _head_count(
-        self,
-        keys: Sequence[str],
-        layer_type: str | None,
-        layer: int | None,
-        default: object = MISSING,
-    ) -> int:
+    def _head_count(self, keys: Sequence[str], asked: Asked, default: Any = MISSING) -> int:
         """Return the number under the first key that is present.
 
         In a list by layer, 0 stands for a layer without heads.
         """
-        layers = self.select(layer_type, layer)
+        layers = self.select(*asked)
         values = self._values_of(layers)
         key = next((key for key in keys if key in values), keys[0])
         number = values.get(key, default)
         if isinstance(number, list | tuple):
-            entries = scalars.whole_numbers(
-                key, number, 0, most=limits.HEADS, longest=limits.LAYERS
-            )
-            ids = {id(kind) for kind in layers}
+            entries = scalars.whole_numbers(key, number, 0, most=limits.HEADS)
             owners = self.layers or [layers[0]] * len(entries)
+            ids = {id(kind) for kind in layers}
             own = [n for n, owner in zip(entries, owners, strict=False) if n and id(owner) in ids]
-            number = self._shared(key, own if layer is None else entries[layer : layer + 1])
+            _, index = asked
+            number = self._shared(key, own if index is None else entries[index : index + 1])
         return scalars.whole_number(key, number, 1, limits.HEADS)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether the model type is in the table of its kind."""
-        return self.facts is not UNKNOWN
 
     @property
     def is_latent(self) -> bool:
@@ -361,8 +350,10 @@ class Model(ABC):
                     rule = "be given, or `head_dim`, which follows from it"
                     raise ArgumentError(part, MISSING, rule)
             heads = scalars.whole_number(part, values[part], 1, limits.HEADS)
-            width = values["hidden_size"]
-            width = scalars.whole_number("hidden_size", width, 1, limits.HIDDEN_SIZE) // heads
+            hidden = scalars.whole_number(
+                "hidden_size", values["hidden_size"], 1, limits.HIDDEN_SIZE
+            )
+            width = hidden // heads
         return scalars.whole_number(key, width, 2, limits.HEAD_DIM)
 
     @cached_property
@@ -402,7 +393,8 @@ class Model(ABC):
         spec = None
         if is_rotated:
             # The pairing plays no part in the attention, and an unknown model type has none.
-            spec = self.spec(layer_type, index, interleaved=None if self.is_known else False)
+            interleaved = None if self.unknown_type is None else False
+            spec = self.spec(layer_type, index, interleaved)
             factor = float(spec.attention_factor.max())
             if facts.qk_norm == "after" and factor != 1:  # the norms undo it
                 rule = f"follow a rotation with an attention factor of {factor:.6g}"
@@ -436,9 +428,8 @@ def _window(facts: Layer, layer_type: str | None) -> int | None:
         return facts.window or None
     if layer_type is None:
         raise ValueError(
-            f"it is not known which layers have the window of {facts.window} keys "
-            "(`sliding_window`), and the layer type is None; add `layer_types` to the config, "
-            "or give --set window=N, or window=none for all keys, to the command"
+            f"it is not known which layers have the window of {facts.window} keys; add "
+            "`layer_types` to the config, or give --set window=N, or none, to the command"
         )
     return None if layer_type in FULL_LAYERS else facts.window or None
 

@@ -60,7 +60,7 @@ class TextModel(Model):
         """Pick the rope parameters of the layers and build their spec."""
         facts = self.facts
         interleaved = self._interleaved(interleaved)
-        if not self.is_known:
+        if facts is UNKNOWN:
             keys.refuse_unread(self.values, facts)
         if self.lacks_base:
             remedy = "transformers 5 leaves a null where `config.rope_scaling` is assigned"

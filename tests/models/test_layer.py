@@ -21,13 +21,14 @@ UNKNOWN = [
     ("own_cache", "one vector", "a cache of its own: one vector"),
     ("other", "a gate", "an attention of its own: a gate"),
     ("chunk", 8, "chunks of 8 tokens"),
+    ("bidirectional_tokens", "images", "bidirectional attention among tokens of images"),
     ("gate", "sigmoid", "gate sigmoid"),
 ]
 NOT_EXPORTED = [("v_norm", True, "norms of values"), ("query_scale", SCALE, "by their position")]
 # What every caller takes, or refuses by rules of its own.
 KNOWN = {
     *("causal", "has_sinks", "qk_norm", "norm_offset", "norm_weighted", "norm_epsilon", "window"),
-    *("window_in_all_layers", "softcap", "scale", "unrotated_query_scale", "bidirectional_tokens"),
+    *("window_in_all_layers", "softcap", "scale", "unrotated_query_scale"),
     *("shared_layers", "model_type"),
 }
 # What a layer has of its own, and no facts of all layers.
