@@ -22,7 +22,7 @@ import numpy as np
 
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
-from rope_cpu.arguments.texts import cut, did_you_mean, shown
+from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import Float64
 from rope_cpu.frequencies.axes import base_frequencies, mrope_pair_axis, with_pair_axis
 from rope_cpu.frequencies.scaling import DEFAULT_THETA, scaled, without_nulls
@@ -178,9 +178,8 @@ def _metadata(path: str, overrides: Config) -> Metadata:
         tensors |= read_header(part, FACTORS)[1]
     name = header.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
-        finding = Finding(f"is {shown(name)}{did_you_mean(name, ARCHITECTURES)}")
         rule = f"be in {TABLE['version']}; otherwise build a RotaryEmbedding from numbers"
-        raise ArgumentError("general.architecture", finding, rule)
+        raise ArgumentError("general.architecture", name, rule)
     prefix = f"{name}."
     values = {key.removeprefix(prefix): header[key] for key in header if key.startswith(prefix)}
     facts = {"yarn": TABLE["yarn"], **ARCHITECTURES[name]}
@@ -376,9 +375,8 @@ def _factors(metadata: Metadata, name: str, pairs: int) -> Float64:
     """Return a tensor of factors; raise unless llama.cpp uses it and it fits."""
     factors = metadata.tensors[name]
     if not metadata.facts.get("factors"):
-        raise ArgumentError(
-            name, Finding(f"is unused for {metadata.architecture!r}"), "be left out"
-        )
+        finding = Finding(f"is unused for {metadata.architecture!r}")
+        raise ArgumentError(name, finding, "be left out")
     if factors.size != pairs:
         raise ArgumentError(name, Finding.shape_of(factors), f"have {pairs} elements")
     for factor in factors.tolist():

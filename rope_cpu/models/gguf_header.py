@@ -88,10 +88,7 @@ def read_header(path: str, wanted: Collection[str]) -> tuple[dict[str, Any], dic
     with file:
         if _bytes(file, 4) != MAGIC:
             raise ValueError(f"the file does not begin with {MAGIC!r}")
-        version = _integer(file, 4)
-        if version not in (2, 3):
-            remedy = "`gguf-convert-endian FILE little` of package gguf converts big-endian files"
-            raise ArgumentError("version", version, "be 2 or 3", remedy)
+        whole_number("version", _integer(file, 4), 2, 3)  # a big-endian file has another
         tensor_count = whole_number("tensor_count", _integer(file, 8), 0, _ENTRIES)
         key_count = whole_number("metadata_kv_count", _integer(file, 8), 0, _ENTRIES)
         values = _entries(file, key_count, _value)

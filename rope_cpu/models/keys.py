@@ -127,7 +127,7 @@ def refuse_unread(text: Config, facts: ModelFacts) -> None:
     remedy = "nothing reads it here, so build a RotaryEmbedding from numbers otherwise"
     known = {*KEYS["read"], *facts.read_keys}
     copies = (facts.defaults, facts.mrope, facts.filled.get(None, {}))
-    _refuse_unread(text, known, copies, rule, remedy)
+    refuse_unread_keys(text, known, copies, rule, remedy)
     if facts is UNKNOWN:
         return
     for name, key in KEYS["other_widths"].items():
@@ -146,11 +146,11 @@ def check_part(whole: Config, part_key: str, ignored: Collection[str] = ()) -> N
     part = whole[part_key]
     copies = (part, *(section for _, section in objects(part)))
     rule = f"be in `{part_key}`, which is read without it, or be left out"
-    _refuse_unread(whole, ignored, copies, rule)
+    refuse_unread_keys(whole, ignored, copies, rule)
     check_containers(part)
 
 
-def _refuse_unread(
+def refuse_unread_keys(
     config: Config, known: Collection[str], copies: Sequence[Config], rule: str, remedy: str = ""
 ) -> None:
     """Raise for a key of a rotation that nothing reads.

@@ -21,7 +21,7 @@ from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64
 from rope_cpu.frequencies import axes
 from rope_cpu.frequencies.scaling import scaled, without_nulls
-from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq, spread_over_axes
+from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq
 from rope_cpu.models import keys
 from rope_cpu.models.keys import SECTIONS, check_containers, own_section
 from rope_cpu.models.model import Asked, Model
@@ -136,11 +136,10 @@ def _refuse_unread(name: str, row: Row, values: Config) -> None:
     values: the keys of a config, with the defaults of the class.
     """
     known = {*row.only, *row.names[name], *row.ignored}
-    for key in values.keys() - known:
-        is_rotation = keys.is_rotation_key(key) and not keys.is_neutral(key, values[key])
-        if is_rotation or key == "head_dim":
-            rule = f"be left out, as {shown(name)} does not read it"
-            raise ArgumentError(key, values[key], rule, "or use RotaryEmbedding.axial")
+    rule = f"be left out, as {shown(name)} does not read it"
+    keys.refuse_unread_keys(values, known, (), rule, "or use RotaryEmbedding.axial")
+    if "head_dim" in values.keys() - known:
+        raise ArgumentError("head_dim", values["head_dim"], rule)
     for key, allowed in row.only.items():
         if values.get(key, allowed[0]) not in allowed:
             rule = f"be {' or '.join(map(shown, allowed))}, as {shown(name)} rotates with no other"
@@ -190,11 +189,11 @@ def _all_heads_form(row: Row, values: Config, angle_dtype: str) -> RopeSpec:
     with np.errstate(over="ignore"):  # an infinite frequency is refused later
         # float32 in the model, also where it computes them in float64.
         frequencies = np.float32(np.pi / 2 * _theta(row, values) ** np.linspace(0.0, 1.0, count))
-    spare = pairs - 3 * count
-    pair_axis = (0,) * spare + (0, 1, 2) * count
-    inv_freq = np.concatenate([np.zeros(spare), np.repeat(frequencies, 3)])
+    inv_freq = np.zeros((3, pairs))
+    for axis in range(3):
+        inv_freq[axis, pairs % 3 + axis :: 3] = frequencies
     return from_inv_freq(
-        spread_over_axes(inv_freq, pair_axis, 3).reshape(3, heads, head_dim // 2),
+        inv_freq.reshape(3, heads, head_dim // 2),
         head_dim=head_dim,
         interleaved=pairing == "interleaved",
         rope_type="axial",

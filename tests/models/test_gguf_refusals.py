@@ -68,8 +68,7 @@ def test_architectures_whose_code_decides_or_that_do_not_rotate(architecture, tm
 
 def test_unknown_architectures(tmp_path):
     text = refusal(tmp_path, "lama", WIDTH)
-    assert "did you mean 'llama'?" in text
-    assert "llama.cpp b10256" in text
+    assert "`general.architecture` is 'lama'; it must be in llama.cpp b10256" in text
 
 
 @pytest.mark.parametrize(
