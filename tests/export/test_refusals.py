@@ -206,6 +206,12 @@ def test_wrong_arguments_are_refused(call, error, words):
     assert f"`{caught.value.argument}`" in str(caught.value)
 
 
+def test_a_refusal_names_no_target_that_refuses_another_option():
+    """Target "primitive" takes float64, and "ort" the cache of a window: none takes both."""
+    call = attention(dtype=np.float64, cache="window", window=3)
+    assert "can express" not in refusal(call)
+
+
 TAKEN = [
     lambda graph: graph.node("Abs", ["x"], "n"),
     lambda graph: graph.node("Abs", ["x"], "w"),
