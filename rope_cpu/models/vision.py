@@ -22,10 +22,8 @@ from rope_cpu.array_types import Float64
 from rope_cpu.frequencies import axes
 from rope_cpu.frequencies.scaling import scaled, without_nulls
 from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq
-from rope_cpu.models import keys
-from rope_cpu.models.keys import SECTIONS, check_containers, own_section
+from rope_cpu.models import keys, model_types
 from rope_cpu.models.model import Asked, Model
-from rope_cpu.models.model_types import REFUSED as NO_ROTATION
 from rope_cpu.models.model_types import Config, data, reasons_by_type
 
 
@@ -288,7 +286,6 @@ _DATA = data("vision.json")
 # The rows of vision towers by model type, and those of the classes of diffusers.
 TOWERS = _rows_by_name(_DATA["rows"])
 CLASSES = _rows_by_name(data("diffusers.json"))
-_ROWS = {**TOWERS, **CLASSES}
 
 # From a multimodal model type to that of its `vision_config`.
 PARTS = _DATA["parts"]
@@ -300,7 +297,7 @@ _WHOLE = frozenset({"vision_config", "text_config", "vocab_size"})
 REFUSED_CLASSES = reasons_by_type("refused_classes.json")
 
 # These, and model types without a rotation that frequencies of pairs express, or without any.
-REFUSED = {**NO_ROTATION, **reasons_by_type("encoders.json"), **REFUSED_CLASSES}
+REFUSED = {**model_types.REFUSED, **reasons_by_type("encoders.json"), **REFUSED_CLASSES}
 
 
 def parse(config: Config) -> MultiAxisModel | None:
@@ -322,9 +319,9 @@ def parse(config: Config) -> MultiAxisModel | None:
         rule = f"be one of the {len(CLASSES)} classes that docs/configs.md lists"
         remedy = "use RotaryEmbedding.axial or RotaryEmbedding.from_inv_freq for others"
         raise ArgumentError("_class_name", config.get("_class_name"), rule, remedy)
-    if name not in _ROWS:
+    row = TOWERS.get(name) or CLASSES.get(name)
+    if row is None:
         return None
-    row = _ROWS[name]
     own = _flat(row, without_nulls(part))
     if name in TOWERS:
         own = _standard_names(own)
@@ -366,7 +363,7 @@ def tower(config: Config) -> dict[str, Any]:
     """
     if not isinstance(config, Mapping):
         raise ArgumentTypeError("config", config, "be the content of a config file")
-    check_containers(config)
+    keys.check_containers(config)
     thinker = config.get("thinker_config")
     config = thinker if isinstance(thinker, Mapping) else config
     part = config.get("vision_config")
@@ -388,7 +385,7 @@ def model_type(config: Config) -> str:
     if name in TOWERS or not _WHOLE.isdisjoint(config):
         return name
     if not name:
-        found = (known for keys, known in _DATA["unnamed"] if config.keys() >= {*keys})
+        found = (known for own, known in _DATA["unnamed"] if config.keys() >= {*own})
         return str(next(found, ""))
     is_part = not config.keys().isdisjoint(_DATA["marks"])
     return str(PARTS.get(name, name)) if is_part else name
@@ -415,9 +412,9 @@ def _flat(row: Row, values: dict[str, Any]) -> dict[str, Any]:
 
     A class with rope parameters has them under their own names.
     """
-    section_key, section = own_section(values)
+    section_key, section = keys.own_section(values)
     own_names = {"rope_theta", *row.only} if "rope_type" in row.only else ()
-    flat = {key: value for key, value in values.items() if key not in SECTIONS}
+    flat = {key: value for key, value in values.items() if key not in keys.SECTIONS}
     for key, value in without_nulls(section).items():
         flat[key if key in own_names else f"{section_key}.{key}"] = value
     return flat
