@@ -32,9 +32,6 @@ VIDEO = 2
 SOUND = 3
 
 _KIND_NAMES = {IMAGE: "image", VIDEO: "video"}
-_OWN_AUDIO = (
-    "the ids of a video with its own audio (`use_audio_in_video` of Qwen2.5-Omni) are not made here"
-)
 _Start = Literal["largest_id", "longer_side"]
 _STARTS = get_args(_Start)
 _MAX_ID_STEP = 2.0**31  # between two frames
@@ -352,11 +349,9 @@ def mrope(
     scalars.choice("start_after", start_after, _STARTS)
     steps = _frame_steps(seconds_per_grid, rate, len(videos))
     if scalars.boolean("split_frames", split_frames):
-        _refuse_timing(
-            merge_frames=(merged_frames, 1),
-            seconds_per_grid=(seconds_per_grid, None),
-            tokens_per_second=(rate, 1),
-        )
+        if merged_frames != 1 or seconds_per_grid is not None or rate != 1:
+            rule = "be alone: text between frames, and no other argument, determines their distance"
+            raise ArgumentError("split_frames", split_frames, rule)
         frames = videos[:, 0]
         if frames.sum() > types.size:
             raise _unused_grid_error(VIDEO)
@@ -428,7 +423,8 @@ def _sequence_ids(kinds: list[int], grids: dict[int, Iterator[_Grid]], start_aft
     for kind, run in groupby(kinds):
         if {before, kind} == {VIDEO, SOUND}:
             finding = Finding("has sound next to the tokens of a video")
-            raise ArgumentError("token_types", finding, "have other tokens between", _OWN_AUDIO)
+            remedy = "a video with its own audio (`use_audio_in_video`) has other ids"
+            raise ArgumentError("token_types", finding, "have other tokens between", remedy)
         before = kind
         length = len(list(run))
         if kind in (TEXT, SOUND):
@@ -459,9 +455,7 @@ def _take_grids(kind: int, tokens: int, grids: Iterator[_Grid]) -> Iterator[_Gri
         if not 0 < grid_tokens <= left:
             finding = Finding(f"has {left} {name} tokens left in a run")
             rule = f"have the {grid_tokens} of the next grid in `{name}_grid_thw`"
-            remedy = "check the grids, `merge_size` and `merge_frames`"
-            if kind == VIDEO:
-                remedy += f"; frames apart need `split_frames`=True (Qwen3-VL); {_OWN_AUDIO}"
+            remedy = "check the grids, `merge_size`, `merge_frames` and `split_frames`"
             raise ArgumentError("token_types", finding, rule, remedy)
         yield vision_grid
         left -= grid_tokens
@@ -482,14 +476,6 @@ def _unused_grid_error(kind: int) -> ArgumentError:
     finding = Finding(f"has more grids than `token_types` has {name} tokens for")
     rule = f"have the grids of the tokens of type {kind} alone"
     return ArgumentError(f"{name}_grid_thw", finding, rule, "leave the unused grids out")
-
-
-def _refuse_timing(**arguments: tuple[Any, Any]) -> None:
-    """Raise if an argument, name=(value, default), sets the time between separate frames."""
-    for name, (value, default) in arguments.items():
-        if not np.array_equal(value, default):
-            rule = "be left out, as with `split_frames` text determines the distance of frames"
-            raise ArgumentError(name, value, rule)
 
 
 def _check_token_types(token_types: ArrayLike) -> Int64:

@@ -74,7 +74,6 @@ class RMSNorm:
     def __init__(self, weight: ArrayLike | None, eps: float = 1e-6, *, offset: float = 0.0) -> None:
         scalars.float32_number("eps", eps)
         added = float(scalars.per_axis("offset", offset, 1)[0])
-        scalars.float32_array("offset", added)
         checked = None if weight is None else _checked_weight(weight)
         if checked is None and added != 0:
             rule = "be 0, as `weight` is None: it is added to a weight"

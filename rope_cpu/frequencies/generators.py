@@ -65,16 +65,14 @@ def _tolerances(matrices: Float64, dtype: np.dtype[Any], tolerance: float | None
     if tolerance is not None:
         least = real_number("tolerance", tolerance, zero=True)
         return np.array([max(least, rounding_units * _EPS * entry) for entry in largest])
-    storage_eps = _EPS
-    if dtype.kind not in "iu":
-        storage_eps = max(_EPS, float(ml_dtypes.finfo(dtype).eps))
+    is_stored_exactly = dtype.kind in "iu"
+    storage_eps = _EPS if is_stored_exactly else max(_EPS, float(ml_dtypes.finfo(dtype).eps))
     # Matrices are stored in 16 bits, but computed at least in float32.
     compute_eps = min(storage_eps, float(np.finfo(np.float32).eps))
     # The error of a matrix logarithm follows that of the rotation matrix, whose entries reach 1
     # however slowly it rotates.
-    tolerances: Float64 = (
-        rounding_units * compute_eps * np.maximum(largest, 1.0) + 2 * storage_eps * largest
-    )
+    computed = rounding_units * compute_eps * np.maximum(largest, 1.0)
+    tolerances: Float64 = computed + 2 * storage_eps * largest
     return tolerances
 
 

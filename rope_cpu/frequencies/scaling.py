@@ -104,9 +104,7 @@ def scaled(
         scalars.whole_number,
     )
     width = _frequency_width(head_dim, rotary_dim, rope_type, section)
-    if theta is None:
-        theta = DEFAULT_THETA
-    settings = RopeSettings(theta, width, head_dim, angle_dtype)
+    settings = RopeSettings(theta or DEFAULT_THETA, width, head_dim, angle_dtype)
     if ROPE_TYPES[rope_type].rotated_pairs(settings, section) == 0:
         least = f"rotate at least one pair of head_dim {head_dim}"
         raise ArgumentError("partial_rotary_factor", section["partial_rotary_factor"], least)

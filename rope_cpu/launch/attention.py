@@ -142,7 +142,8 @@ def attention(
     shape = (*q.shape[:2], cache.value_dim)
     result: Array = np.empty(shape, q.dtype) if out is None else out
     if out is not None:
-        _check_out(out, shape, q, cache)
+        check_output("out", out, "y", shape, q.dtype)
+        refuse_shared("out", out, dict(zip(_INPUTS, (q, *cache._kernel_arrays), strict=True)))
     is_direct = result.dtype == np.float32 and result.flags.carray
     y = result if is_direct else np.empty(shape, np.float32)
     if q.shape[0]:
@@ -255,12 +256,6 @@ def _check_queries(q: Array, cache: KVCache, batch: Batch) -> None:
     if heads == 0 or heads % cache.kv_heads:
         rule = f"have a multiple of the {cache.kv_heads} heads of `cache`"
         raise ArgumentError("q", Finding(f"has {heads} heads"), rule)
-
-
-def _check_out(out: Array, shape: tuple[int, ...], q: Array, cache: KVCache) -> None:
-    """Raise unless the result can be written to `out`."""
-    check_output("out", out, "y", shape, q.dtype)
-    refuse_shared("out", out, dict(zip(_INPUTS, (q, *cache._kernel_arrays), strict=True)))
 
 
 @functools.cache

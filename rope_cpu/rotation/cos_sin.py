@@ -103,11 +103,11 @@ class CosSin:
         positions: (batch or 1, seq, axes or 1), checked. operation: a key of `factors`.
         compute_dtype: float32 or float64.
         """
-        if self.in_float32 and compute_dtype == "float64":
-            return self.table(positions, operation, "float32").astype(np.float64)
+        if self.in_float32:
+            return self._float32_table(positions, operation).astype(compute_dtype, copy=False)
         batch, seq, _ = positions.shape
         frequencies = self.frequencies.shape  # indexed, since every call of a rotation is here
-        if frequencies[0] > 1:
+        if frequencies[0] != 1:
             batch = frequencies[0]
         table = np.empty((2, batch, seq, frequencies[3], frequencies[4]), DTYPES[compute_dtype])
         # The kernel is loaded before `threads.serial` is read: loading starts Numba's threading
@@ -115,11 +115,7 @@ class CosSin:
         kernel = _kernel(compute_dtype)
         usable = 1 if threads.serial else threads.limit
         factors = self.factors[operation]
-        if self.in_float32:
-            angles = self._float32_angles(positions, table[0])
-            _write_float32(kernel, angles, factors, table, usable)
-        else:
-            kernel(positions, self.frequencies, factors, table[0], table[1], usable)
+        kernel(positions, self.frequencies, factors, table[0], table[1], usable)
         return table
 
     def packed_table(self, positions: Float64, operation: str, compute_dtype: str) -> Array:
@@ -137,14 +133,25 @@ class CosSin:
         table = self.table(positions, operation, compute_dtype)
         return table if table.dtype == dtype else _rounded(table, dtype)
 
-    def _float32_angles(self, positions: Float64, cos: Array) -> Array:
-        """Return the angles in radians that transformers computes in float32, shaped like cos."""
-        angles = np.zeros_like(cos)
+    def _float32_table(self, positions: Float64, operation: str) -> Array:
+        """Return the table of the angles that transformers computes in float32.
+
+        It reuses the exact kernel for given angles: every head of every token becomes a batch row
+        of one token, its angles become the frequencies, and the position is one radian.
+        """
         inv_freq = self.frequencies[:, 0].astype(np.float32)
+        angles: Any = np.float32(0)
         for axis in range(inv_freq.shape[1]):
             coordinate = positions[:, :, min(axis, positions.shape[2] - 1), None, None]
-            angles += coordinate.astype(np.float32) * inv_freq[:, axis, None]
-        return angles
+            angles = angles + coordinate.astype(np.float32) * inv_freq[:, axis, None]
+        high = angles.reshape(-1, 1, 1, 1, angles.shape[3])
+        frequencies = high * np.array([1.0, RADIAN[1] / RADIAN[0]])[:, None, None, None]
+        exact = CosSin(frequencies, {"rotate": np.ones((len(high), 2))}, in_float32=False)
+        one_radian = np.array([[[RADIAN[0]]]])
+        table = exact.table(one_radian, "rotate", "float32").reshape(2, *angles.shape)
+        table *= self.factors[operation].T[:, :, None, None, None].astype(np.float32)
+        table[1] += np.float32(0.0)  # a sine of 0 is +0, whatever its sign
+        return table
 
 
 def rows_of_lengths(
@@ -186,26 +193,6 @@ def check_rerotation(new: RopeSpec, old: RopeSpec) -> None:
         finding = Finding(f"has angle_dtype {old.angle_dtype!r}, and this one {new.angle_dtype!r}")
         rule = "have exact angles, and so must this one: float32 rounds them at each position"
         raise ArgumentError("old", finding, rule, _UNDO)
-
-
-def _write_float32(
-    kernel: Any, angles: Array, factors: Float64, table: Array, usable_threads: int
-) -> None:
-    """Write cos and sin of float32 angles, times their factors, to a table.
-
-    It reuses the exact kernel for given angles: every head of every token becomes a batch row of
-    one token, its angles become the frequencies, and the position is one radian.
-    """
-    pairs = angles.shape[3]
-    rows = angles.size // pairs
-    high = angles.astype(np.float64).reshape(rows, 1, 1, 1, pairs)
-    low = high * (RADIAN[1] / RADIAN[0])
-    frequencies = np.concatenate([high, low], axis=1)
-    one_radian = np.array([[[RADIAN[0]]]])
-    cos, sin = table.reshape(2, rows, 1, 1, pairs)
-    kernel(one_radian, frequencies, np.ones((rows, 2)), cos, sin, usable_threads)
-    table *= factors.T[:, :, None, None, None].astype(np.float32)
-    sin += np.float32(0.0)  # a sine of 0 is +0, whatever its sign
 
 
 def _rounded(table: Array, dtype: np.dtype[Any]) -> Array:

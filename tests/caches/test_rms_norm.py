@@ -87,7 +87,7 @@ REFUSED = [
     (lambda: RMSNorm(None, 10**400), ValueError, "`eps` is an integer of 1329 bits"),
     (lambda: RMSNorm(None, 1e-50), ValueError, "`eps` is 1e-50; .* above 0 .* float32"),
     (lambda: RMSNorm(None, 1e300), ValueError, r"`eps` is 1e\+300; .* finite in float32"),
-    (lambda: RMSNorm([1.0], offset=1e300), ValueError, r"`offset` holds 1e\+300; .* float32"),
+    (lambda: RMSNorm([1.0], offset=1e300), ValueError, r"`offset` is 1e\+300; .* float32"),
     (lambda: RMSNorm([3e38], offset=3e38), ValueError, r"`offset` is 3e\+38; .* `weight`"),
     (lambda: RMSNorm(None, offset=1.0), ValueError, "`offset` is 1.0; .* `weight` is None"),
 ]
