@@ -227,20 +227,39 @@ def export_attention(
     >>> [value.name for value in model.graph.output]
     ['attention', 'present_key', 'present_value']
     """
-    arguments = locals()
     check_rope(rope)
     arrays = _arrays(weights, qk_norm, sinks)
     # Weights of other than two axes are refused with the shapes.
-    derived = {
-        "num_kv_heads": num_heads if num_kv_heads is None else num_kv_heads,
-        "scale": rope.head_dim**-0.5 if scale is None else scale,
-        "v_head_dim": rope.head_dim if v_head_dim is None else v_head_dim,
-        "qk_norm": _source_of(qk_norm),
-        "sinks": _source_of(sinks),
-        "hidden": math.prod(arrays["q_weight"].shape[1:]) if weights is not None else None,
-        "output": math.prod(arrays["o_weight"].shape[:1]) if "o_weight" in arrays else None,
-    }
-    options = checked_options(AttentionOptions, arguments | derived, rope)
+    given = AttentionOptions(
+        num_heads=num_heads,
+        num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
+        causal=causal,
+        window=window,
+        softcap=softcap,
+        scale=rope.head_dim**-0.5 if scale is None else scale,
+        mask=mask,
+        positions=positions,
+        max_positions=max_positions,
+        v_head_dim=rope.head_dim if v_head_dim is None else v_head_dim,
+        target=target,
+        dtype=dtype,
+        layout=layout,
+        norm_epsilon=norm_epsilon,
+        norm_offset=norm_offset,
+        past=past,
+        cache=cache,
+        cache_dtype=cache_dtype,
+        batch_chunks=batch_chunks,
+        opset=opset,
+        qk_norm=_source_of(qk_norm),
+        sinks=_source_of(sinks),
+        hidden=math.prod(arrays["q_weight"].shape[1:]) if weights is not None else None,
+        output=math.prod(arrays["o_weight"].shape[:1]) if "o_weight" in arrays else None,
+        name_prefix=name_prefix,
+        names=names,
+        layer=layer,
+    )
+    options = checked_options(given, rope)
     if options.hidden is not None:
         options = replace(options, layout="bsd")  # hidden states are (batch, seq, width)
     _check_shapes(arrays, options.array_shapes(rope.head_dim))

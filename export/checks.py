@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import fields, replace
 from functools import partial
@@ -50,16 +50,12 @@ def check_rope(rope: object) -> None:
         raise ArgumentError("rope", finding, "be for one length", _ONE_LENGTH)
 
 
-def checked_options(
-    kind: type[Options], arguments: Mapping[str, Any], rope: RotaryEmbedding
-) -> Options:
-    """Return the arguments that are options, in plain types.
+def checked_options(options: Options, rope: RotaryEmbedding) -> Options:
+    """Return options in plain types.
 
     Raises TypeError or ValueError at the first that is wrong, or that the target cannot express;
     the text names the targets that can.
     """
-    check_rope(rope)
-    options = kind(**{field.name: arguments[field.name] for field in fields(kind)})
     try:
         return _checked_options(options, rope)
     except ArgumentError as error:

@@ -10,7 +10,7 @@ import onnx
 from rope_cpu import RotaryEmbedding
 from rope_cpu.array_types import Dtype
 
-from .checks import checked_options
+from .checks import check_rope, checked_options
 from .graph import BATCH, SEQUENCE, Graph, Layout, tensor_shape
 from .metadata import POSITION_DESCRIPTIONS, model_metadata, rotation_text
 from .nodes import CosSinValues, arange, computed_cos_sin, cos_sin_tables
@@ -98,7 +98,20 @@ def export_rope(
     >>> [value.name for value in model.graph.output]
     ['q_rot', 'k_rot']
     """
-    options = checked_options(RopeOptions, locals(), rope)
+    check_rope(rope)
+    given = RopeOptions(
+        target=target,
+        dtype=dtype,
+        layout=layout,
+        inputs=inputs,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        positions=positions,
+        max_positions=max_positions,
+        inverse=inverse,
+        opset=opset,
+    )
+    options = checked_options(given, rope)
     entries = model_metadata(rope, options, metadata)
     graph = Graph()
     descriptions = POSITION_DESCRIPTIONS | dict.fromkeys(options.inputs, "Vectors to rotate.")
