@@ -7,6 +7,10 @@ with classes in tests/peers/test_attention_facts.py. Besides fields, a row may h
 - `other_keys`: keys that make a difference, as those of all types under the same name do;
 - `query_scale_key`: the key under `query_scale` that is on by default.
 
+`families` are beginnings of class names that differ from those of their model types, `wholes` are
+multimodal types whose language models are as usual, `parts` has words for facts, and `tensors`,
+`fused_rows` and `interleaved_weights` belong to checkpoints.
+
 The vocabulary of keys, attention_keys.json, has patterns of names, and keys:
 
 - `names`, `others`: words of attention, and of other parts whose keys have these words, too;
@@ -43,12 +47,6 @@ KEYS: Config = data("attention_keys.json")
 _OTHER_TASKS = "diffusion|bidirectional|eagle|draft"
 _CLASS_KIND = f"(text|vision)?(lmhead)?(model)?(for(?!.*({_OTHER_TASKS})).+)?"
 _TYPE_END = re.compile("(_text|_model|_module)+$")
-
-_NAMES = re.compile(KEYS["names"])
-_OTHERS = re.compile(KEYS["others"])
-_UNITS = re.compile(KEYS["units"])
-_LATENT = re.compile(KEYS["latent"])
-_STATES = [(re.compile(pattern), fact) for pattern, fact in KEYS["states"].items()]
 
 
 def attention_of(
@@ -178,8 +176,9 @@ def _read_keys(
 @lru_cache
 def _is_attention_key(key: Any) -> bool:
     """Return True for a key whose name belongs to attention."""
-    is_inert = not isinstance(key, str) or key in KEYS["inert"]
-    return not is_inert and bool(_NAMES.search(key)) and not _OTHERS.search(key)
+    if not isinstance(key, str) or key in KEYS["inert"] or re.search(KEYS["others"], key):
+        return False
+    return re.search(KEYS["names"], key) is not None
 
 
 def _is_neutral(key: str, value: Any, types: Set[str | None], states: Config) -> bool:
@@ -192,14 +191,15 @@ def _is_neutral(key: str, value: Any, types: Set[str | None], states: Config) ->
         return True
     if value in (None, "", "none", "default", [], {}, ()):
         return True
-    if states["latent"] and _LATENT.search(key):
+    if states["latent"] and re.search(KEYS["latent"], key):
         return True
-    fact = next((states[name] for pattern, name in _STATES if pattern.search(key)), None)
+    same = (states[name] for pattern, name in KEYS["states"].items() if re.search(pattern, key))
+    fact = next(same, None)
     if not isinstance(value, int | float):
         return bool(value == "causal" and states["causal"])
     if isinstance(value, bool) or (isinstance(fact, bool) and value in (0, 1)):
         return bool(value) is bool(fact)
-    return value in (fact, -1, 1 if _UNITS.search(key) else 0)
+    return value in (fact, -1, 1 if re.search(KEYS["units"], key) else 0)
 
 
 def _other_class(values: Config, source: Config) -> str | None:

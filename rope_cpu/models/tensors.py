@@ -73,11 +73,8 @@ def read_tensor(file: Path, name: str) -> Array:
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     """Open a safetensors file; an error of the format becomes a ValueError that names the file."""
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError as error:
-        text = "safetensors files need a package to read them: pip install safetensors"
-        raise ImportError(text, name="safetensors") from error
+    from safetensors import SafetensorError, safe_open  # a package that few need
+
     path.open("rb").close()  # OSError with the path; those of safetensors lack it
     open_file: Any = safe_open
     try:
