@@ -3,8 +3,10 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from fewer_cases import sample
+from safetensors_files import write_safetensors
 
 import rope_cpu
 from rope_cpu.cli import main as cli
@@ -78,11 +80,8 @@ INT8 = "export -o a.onnx --layer-type full_attention --attention --cache-dtype i
         ("export -o a.onnx --layer 0 --dtype float64", "`--dtype` is 'float64'; it must be one of"),
         (INT8, "`--cache-dtype` is 'int8'; it must be left out, as `cache` is 'growing'"),
         ("export -o a.onnx --layer 0 --inverse --attention", "`--inverse` is given; it must be"),
-        ("export -o a.onnx --layer 0 --attention --weights no", "`--weights` is 'no'; it must be"),
-        (
-            "export -o a.onnx --layer 0 --attention --weights no.safetensors",
-            "no.safetensors: No such file or directory",
-        ),
+        ("export -o a.onnx --layer 0 --attention --weights no", "no: No such file or directory"),
+        ("bench --threads 0 --config", "`--threads` is 0; it must be at least 1"),
     ],
 )
 def test_errors_of_the_library_name_options(words, start, tmp_path, monkeypatch, capsys):
@@ -91,6 +90,15 @@ def test_errors_of_the_library_name_options(words, start, tmp_path, monkeypatch,
     assert cli.main([*words.split(), "config.json"]) == 2
     assert capsys.readouterr().err.startswith(f"rope-cpu: {start}")
     assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_weights_that_do_not_fit_name_their_option(tmp_path, capsys):
+    pytest.importorskip("onnx")
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA))
+    write_safetensors(tmp_path / "a.safetensors", {"a": np.zeros(3)})
+    words = ["export", str(tmp_path), "-o", str(tmp_path / "a.onnx"), "--layer", "0", "--attention"]
+    assert cli.main([*words, "--weights", str(tmp_path / "a.safetensors")]) == 2
+    assert capsys.readouterr().err.startswith("rope-cpu: `--weights` holds 0 attention modules")
 
 
 VARIABLES = {"ROPE_CPU_NUM_THREADS": "two", "NUMBA_THREADING_LAYER": "nope"}

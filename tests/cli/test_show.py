@@ -264,12 +264,13 @@ def test_an_unknown_model_type_needs_the_pairing(shown):
 
 
 def test_a_new_rope_type_is_one_row_of_the_table(monkeypatch, shown):
-    row = RopeType(dynamic, depends_on_length=lambda parameters: True)
+    ranges = "others at every token"
+    row = RopeType(dynamic, depends_on_length=lambda parameters: True, ranges=ranges)
     monkeypatch.setitem(ROPE_TYPES, "new", row)
     section = {"rope_theta": 1e4, "rope_type": "new", "factor": 4.0}
     config = {"model_type": "llama", "head_dim": 16, "max_position_embeddings": 64}
     lines = shown({**config, "rope_parameters": section})
-    assert "frequencies by length others at every token" in lines
+    assert f"frequencies by length {ranges}" in lines
     assert "at 256 tokens" in lines
 
 
