@@ -223,8 +223,8 @@ class Model(ABC):
     def select(self, layer_type: str | None, layer: int | None) -> Sequence[Layer]:
         """Return the layer of an index, or the layers of a type, or of all types, that differ.
 
-        layer_type, layer: at most one may be given. Layers without rope parameters are left
-        out, unless all of them are.
+        layer_type, layer: at most one may be given. Layers without rotation are left out,
+        unless all of them are.
         """
         if layer is not None:
             found: Sequence[Layer] = [self.at("layer", layer)]
@@ -236,16 +236,18 @@ class Model(ABC):
             found = self.types[layer_type]
         else:
             raise self._selection_error("layer_type", layer_type)
-        return [kind for kind in found if kind.rope_parameters] or found
+        return [kind for kind in found if kind.rope_parameters is not None] or found
 
     def section(self, layer_type: str | None, layer: int | None) -> Config:
-        """Return the rope parameters that the selected layers share."""
-        layers = self.select(layer_type, layer)
-        sections = [kind.rope_parameters for kind in layers]
-        section: Config | None = self._shared("rope parameters", sections)
-        if not section:
-            name, asked = ("layer_type", layer_type) if layer is None else ("layer", layer)
+        """Return the rope parameters that the selected layers share, those that have any."""
+        name, asked = ("layer_type", layer_type) if layer is None else ("layer", layer)
+        parts = [kind.rope_parameters for kind in self.select(layer_type, layer)]
+        if asked is None and parts == [{}] * len(parts):  # the types of the layers are not known
+            parts += self.rope_parameters.values()
+        sections = [part for part in parts if part]
+        if not sections:
             raise self._selection_error(name, asked)
+        section: Config = self._shared("rope parameters", sections)
         return section
 
     def _shared(self, name: str, values: Sequence[Any]) -> Any:

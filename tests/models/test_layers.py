@@ -169,7 +169,7 @@ LAYERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (GRANITE, FIRST | FULL, "`layer` is 0; it must be left out if `layer_type` is given"),
     (of("lara_mini", **TWO), FIRST, "`layer` is 0; it must be left out .*no `layer_types`"),
     (of("cohere2", sliding_window_pattern="LG", **TWO), FIRST, "the config has no `layer_types`"),
-    (UNLISTED, {"interleaved": False}, r"`layer_type` is None; .* \(types: 'a', 'b'\)"),
+    (UNLISTED, {"interleaved": False}, r"rope parameters are .* \(types: 'a', 'b'\)"),
     (of("kolibri1"), FULL, "it must select a layer that is rotated"),
     (of("qwen3_next"), LINEAR, "it must select a layer that is rotated"),
 ]
@@ -328,6 +328,11 @@ def test_a_base_of_each_layer_beside_the_layers_that_are_rotated() -> None:
 def test_layer_types_whose_rotations_are_equal_need_none() -> None:
     sections = {name: {"rope_type": "default", "rope_theta": 1e4} for name in TWO_TYPES}
     assert read(GEMMA3, {"rope_parameters": sections}) == read(GEMMA3, OLD_GEMMA, layer=0)
+
+
+@pytest.mark.parametrize("types", [{}, {"layer_types": TWO_TYPES, "num_hidden_layers": 2}])
+def test_the_only_section_is_that_of_all_layers_with_one(types: dict[str, Any]) -> None:
+    assert read(of("mellum", **types)) == read(of("mellum", **types), **FULL)
 
 
 def test_a_count_of_layers_may_be_a_numpy_integer() -> None:

@@ -138,7 +138,7 @@ REFUSED = [
     (LLAMA | {"layer_types": ["full_attention", ["x"]]}, "; it must hold strings"),
     (LLAMA | {"model_type": "x" * 10**7}, "`model_type` is 'xxx"),
     (LLAMA | {"model_type": nested(10**5)}, "`model_type` is [[[["),
-    (LLAMA | {"rope_parameters": LONG_SECTION}, "`layer_type` is None; it must select"),
+    (LLAMA | {"rope_parameters": LONG_SECTION}, "selects layers whose rope parameters are [{"),
     (LLAMA | {"rope_scaling": {"rope_type": {}}}, "`rope_type` is {}; it must be no object"),
     (LLAMA | {"rope_scaling": {"factor": {}}}, "`factor` is {}; it must be no object"),
     (mrope({}), "`mrope_section` is {}; it must be no"),
