@@ -555,8 +555,8 @@ class RopeType:
 
     compute: Callable[..., Result]
     depends_on_length: Callable[[Mapping[str, Any]], bool] = lambda parameters: False
-    cache_length: Callable[[int, int], int] = max
-    ranges: str = ""
+    cache_length: Callable[[int, int], int] = lambda length, original: length
+    ranges: str = "others at every token"
     inert_values: Mapping[str, float] = field(default_factory=dict)
     pairs_whole_head: bool = False
 
@@ -586,6 +586,7 @@ ROPE_TYPES: dict[str, RopeType] = {
     "dynamic": RopeType(
         dynamic,
         depends_on_length=lambda parameters: not parameters.get("alpha"),
+        cache_length=max,
         ranges="up to {original} one base, from {longer} another at every token",
     ),
     "dynamic_powers": RopeType(

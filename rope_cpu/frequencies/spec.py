@@ -333,10 +333,10 @@ def _checked_frequencies(inv_freq: ArrayLike) -> Float64:
         if size > most:
             raise ArgumentError("inv_freq", Finding(f"has {size} {name}"), f"have at most {most}")
     scalars.check_table_size("inv_freq", array, array.size, most=limits.FREQUENCIES)
-    too_large = array[np.abs(array) > LARGEST_FREQUENCY]
-    if too_large.size:
+    largest = np.abs(array).max()
+    if largest > LARGEST_FREQUENCY:
         rule = "be within ±2^40 radians per position, for the precision of large positions"
-        raise ArgumentError("inv_freq", Finding.holds(too_large[0]), rule)
+        raise ArgumentError("inv_freq", Finding(f"reaches {largest}"), rule)
     return array
 
 
