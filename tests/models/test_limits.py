@@ -126,7 +126,7 @@ def test_the_configs_themselves_are_read(name):
     pytest.fail("no layers of this config can be read")
 
 
-LONG_SECTION = {"x" * 10**5: {"rope_theta": 1e4}, "full_attention": {}}
+LONG_SECTION = {"x" * 10**5: {"rope_theta": 2e4}, "full_attention": {}}
 REFUSED = [
     (LLAMA | {"head_dim": 2**40}, "`head_dim` is 1099511627776; it must be at most 65536"),
     (LLAMA | {"hidden_size": 2**31}, "`hidden_size` is 2147483648; it must be at most 16777216"),
