@@ -16,7 +16,7 @@ The vocabulary, keys.json, has lists of keys, and patterns of names:
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -126,7 +126,7 @@ def refuse_unread(text: Config, facts: ModelFacts) -> None:
     rule = f"be left out if the code of `model_type` {shown(text.get('model_type'))} ignores it"
     remedy = "nothing reads it here, so build a RotaryEmbedding from numbers otherwise"
     known = {*KEYS["read"], *facts.read_keys}
-    copies = (facts.defaults, facts.mrope, facts.filled.get(None, {}))
+    copies = (facts.defaults, facts.mrope, facts.filled.get("", {}))
     refuse_unread_keys(text, known, copies, rule, remedy)
     if facts is UNKNOWN:
         return
@@ -151,16 +151,19 @@ def check_part(whole: Config, part_key: str, ignored: Collection[str] = ()) -> N
 
 
 def refuse_unread_keys(
-    config: Config, known: Collection[str], copies: Sequence[Config], rule: str, remedy: str = ""
+    config: Config, known: Collection[str], copies: Collection[Config], rule: str, remedy: str = ""
 ) -> None:
-    """Raise for a key of a rotation that nothing reads.
+    """Raise for a key of a rotation that nothing reads."""
+    unread = {key: config[key] for key in config if is_rotation_key(key) and key not in known}
+    refuse_keys(unread, copies, rule, remedy)
 
-    copies: where the same value makes a key superfluous.
-    """
+
+def refuse_keys(config: Config, copies: Collection[Config], rule: str, remedy: str = "") -> None:
+    """Raise for a key of which neither the value is neutral, nor a copy has the same one."""
     for key, value in config.items():
-        is_read = key in known or any(copy.get(key) == value for copy in copies)
-        if is_rotation_key(key) and not is_read and not is_neutral(key, value):
-            raise ArgumentError(cut(key), value, rule, remedy)
+        is_copy = any(copy.get(key) == value for copy in copies)
+        if not is_copy and not is_neutral(key, value):
+            raise ArgumentError(cut(str(key)), value, rule, remedy)
 
 
 @lru_cache

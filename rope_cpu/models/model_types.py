@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib import resources
@@ -30,8 +30,8 @@ SHARE = "partial_rotary_factor"
 class ModelFacts:
     """One row of the model table, transcribed from the model's own code.
 
-    A label is a layer type, or None ("" in the file) for all layers. A section is a dict of rope
-    parameters. Differences of a single model's code stand in `quirks`.
+    A label is a layer type, or "" for all layers. A section is a dict of rope parameters.
+    Differences of a single model's code stand in `quirks`.
 
     Parameters
     ----------
@@ -53,11 +53,11 @@ class ModelFacts:
         The top-level keys that fill a section, or change one of `rope_parameters`; "" for none. By
         default the base and the rotated share have their usual names, and fill those of a file.
     rope_types : {name: section}
-        Rope types that the code means by another name, with the keys that belong to them.
+        Rope types that the code means by another name, or that have defaults of their own.
     mrope : section
         `mrope_section`, for a section without it, and keys of the arrangement of the axes, such as
         `mrope_interleaved`: whether they take turns among the pairs.
-    scaled : tuple of str
+    scaled : sequence of str
         Layer types that an old flat `rope_scaling` applies to.
     whole_head : bool
         The default rope type ignores `partial_rotary_factor`.
@@ -71,7 +71,7 @@ class ModelFacts:
         The layer type is not rotated, unless config[key] is null; key "": always.
     refuse : {key: (values, reason)}
         Values that describe no rotation we can express; values ["*"]: any value.
-    ignored : tuple of str
+    ignored : sequence of str
         Keys with names of rotations that the code does not read, or that rotate nothing.
     indexer : {fact: value}
         Of the indexer of sparse attention: `interleaved`, its pairing; `rotates` "end" if it
@@ -79,32 +79,35 @@ class ModelFacts:
         layers with a rotation have one. Its heads have `index_head_dim` elements.
     part : (key, model type), optional
         The key of the language model's config inside this config, and its model type.
-    reads : tuple of str
+    reads : sequence of str
         The keys with names of rotations that its code reads, or refuses.
+    source : str
+        Where a row by hand comes from, if that is not the class of the model type.
     """
 
     like: str | None = None
     interleaved: bool | str | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    rope_parameters: Mapping[str | None, Any] = field(default_factory=dict)
-    filled: Mapping[str | None, Config] = field(default_factory=dict)
-    top_level: Mapping[str | None, Mapping[str, str]] = field(default_factory=dict)
+    rope_parameters: Mapping[str, Any] = field(default_factory=dict)
+    filled: Mapping[str, Config] = field(default_factory=dict)
+    top_level: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     rope_types: Mapping[str, Config] = field(default_factory=dict)
     mrope: Config = field(default_factory=dict)
-    scaled: tuple[str, ...] = ()
+    scaled: Sequence[str] = ()
     whole_head: bool = False
     rotates: str = ""
     by_layer_type: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     unrotated: Mapping[str, str] = field(default_factory=dict)
     refuse: Mapping[str, Any] = field(default_factory=dict)
-    ignored: tuple[str, ...] = ()
+    ignored: Sequence[str] = ()
     indexer: Mapping[str, Any] = field(default_factory=dict)
-    part: tuple[str, str] | None = None
-    reads: tuple[str, ...] = (
+    part: Sequence[str] | None = None
+    reads: Sequence[str] = (
         *("rope_theta", "partial_rotary_factor"),
         *("no_rope_layers", "layer_rope_theta", "no_rope_layer_interval"),
     )
+    source: str = ""
 
     @cached_property
     def read_keys(self) -> frozenset[str]:
@@ -115,7 +118,7 @@ class ModelFacts:
 
 # The row of model types that the table lacks.
 UNKNOWN = ModelFacts(
-    filled={None: {"rope_theta": None}}, reads=(*ModelFacts.reads, "qk_rope_head_dim")
+    filled={"": {"rope_theta": None}}, reads=(*ModelFacts.reads, "qk_rope_head_dim")
 )
 
 
@@ -146,45 +149,37 @@ REFUSED = reasons_by_type("refused.json")
 
 
 @cache
-def table_rows() -> dict[str, dict[str, Any]]:
-    """Return the rows of the model table by model type.
-
-    A row extends the one that it is like, or that of its type in an earlier file: what it says goes
-    first, and its `defaults` are merged.
-    """
-    rows: dict[str, dict[str, Any]] = {}
-    for name in TABLES:
-        for model_type, row in data(name).items():
-            inherited = rows.get(row.get("like", model_type), {})
-            defaults = {**inherited.get("defaults", {}), **row.get("defaults", {})}
-            rows[model_type] = {**inherited, **row, "defaults": defaults}
-    return rows
+def known_types() -> tuple[str, ...]:
+    """Return the model types of the model table."""
+    return tuple({name: None for table in TABLES for name in data(table)})
 
 
 @cache
 def model_facts(model_type: str) -> ModelFacts | None:
     """Return the row of a model type, None for an unknown model type."""
-    row = table_rows().get(model_type)
-    if row is None:
-        return None
-    fields: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value
-        for key, value in row.items()
-        if key != "source"
-    }
-    for name in {"rope_parameters", "filled", "top_level"} & fields.keys():
-        fields[name] = {label or None: value for label, value in fields[name].items()}
-    return ModelFacts(**fields)
+    return ModelFacts(**_row(model_type)) if model_type in known_types() else None
 
 
-def type_of_class(name: str) -> str | None:
-    """Return the model type of a class such as "DeepseekV2ForCausalLM", None for an unknown one."""
-    stem = re.sub("(For[A-Z]|LMHead|Model$).*", "", name).lower()
-    return _types_by_stem().get(stem)
+def _row(model_type: str) -> dict[str, Any]:
+    """Return the row of a model type with all that it inherits.
+
+    A row by hand extends the one that it is like, or else the written one of its type: what it says
+    goes first, and its `defaults` are merged.
+    """
+    written, by_hand = (data(name).get(model_type, {}) for name in TABLES)
+    inherited = _row(by_hand["like"]) if "like" in by_hand else written
+    defaults = {**inherited.get("defaults", {}), **by_hand.get("defaults", {})}
+    return {**inherited, **by_hand, "defaults": defaults}
 
 
-@cache
-def _types_by_stem() -> dict[str, str]:
-    """Return the model types by their names without separators; those of transformers go first."""
-    names = [name for name in (*data(TABLES[1]), *data(TABLES[0])) if name not in _PLAIN_WORDS]
-    return {re.sub("[-_.]", "", name).lower(): name for name in names}
+def type_of_class(classes: Any) -> str | None:
+    """Return the model type of the first of some classes, such as ["DeepseekV2ForCausalLM"].
+
+    Types and classes are compared without separators; types of transformers go first. None for an
+    unknown class.
+    """
+    name = next(iter(classes), None) if isinstance(classes, list | tuple) else None
+    stem = re.sub("(For[A-Z]|LMHead|Model$).*", "", name).lower() if isinstance(name, str) else ""
+    names = [known for table in reversed(TABLES) for known in data(table)]
+    types = {re.sub("[-_.]", "", known).lower(): known for known in names}
+    return types.get(stem) if types.get(stem) not in _PLAIN_WORDS else None

@@ -9,13 +9,13 @@ that a quirk reads.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
 from rope_cpu.models.keys import SECTION, with_new_names
-from rope_cpu.models.model_types import SHARE, Config
+from rope_cpu.models.model_types import Config
 
 Values = dict[str, Any]
 Change = Callable[[Any], Values]
@@ -39,13 +39,6 @@ def _quirk(*model_types: str) -> Callable[[Change], Change]:
     return register
 
 
-def _with_sections(values: Values, change: Change) -> Values:
-    """Return a config with a change made to its section, or to those of its layer types."""
-    section = values[SECTION]
-    nested = {label: change(part) for label, part in section.items() if isinstance(part, Mapping)}
-    return {**values, SECTION: {**section, **nested} if nested or not section else change(section)}
-
-
 @_quirk("ernie4_5_vl_moe_text")
 def _row_column_time(values: Values) -> Values:
     """Turn pairs of (row, column, time) to those of (time, row, column), and their order.
@@ -66,13 +59,10 @@ def _row_column_time(values: Values) -> Values:
 def _alpha_alone(values: Values) -> Values:
     """Leave out the keys that the code ignores beside `alpha` (modeling_hunyuan.py)."""
     ignored = ("beta_fast", "beta_slow", "factor", "mscale", "mscale_all_dim")
-
-    def change(section: Values) -> Values:
-        if not section.get("alpha"):
-            return section
-        return {key: value for key, value in section.items() if key not in ignored}
-
-    return _with_sections(values, change)
+    section = values[SECTION]
+    if section.get("alpha"):
+        section = {key: section[key] for key in section if key not in ignored}
+    return {**values, SECTION: section}
 
 
 @_quirk("deepseek_v4", "deepseek_v41_text")
@@ -97,18 +87,6 @@ def _compressed_layers(values: Values) -> Values:
             for kind in values["layer_types"]
         ]
     return changed
-
-
-@_quirk("mimo_v2_flash")
-def _default_share(values: Values) -> Values:
-    """Fill the rotated share of the default rope type (transformers modeling_mimo_v2_flash)."""
-    share = values.get(SHARE, 0.334)
-
-    def change(section: Values) -> Values:
-        is_default = section.get("rope_type", "default") == "default"
-        return {SHARE: share, **section} if is_default else section
-
-    return _with_sections(values, change)
 
 
 @_quirk("qwen")
@@ -162,10 +140,10 @@ def _rotated_dense_layers(values: Values) -> Values:
     Source: transformers modeling_cohere2_moe.
     """
     kinds = values.get("layer_types")
-    if not kinds or values.get("prefix_dense_sliding_window_pattern", 1) != 1:
+    if not kinds or values["prefix_dense_sliding_window_pattern"] != 1:
         return values
-    first = values.get("first_k_dense_replace", 0)
-    first = scalars.whole_number("first_k_dense_replace", first, 0, limits.LAYERS)
+    key = "first_k_dense_replace"
+    first = scalars.whole_number(key, values[key], 0, limits.LAYERS)
     dense = values.get("mlp_layer_types") or ["dense"] * first
     rotated = [
         "dense" in dense[index : index + 1] or kind != "full_attention"
@@ -178,20 +156,13 @@ def _rotated_dense_layers(values: Values) -> Values:
 def _scaled_layers(values: Values) -> Values:
     """Refuse a model of scaled and unscaled layers (transformers modeling_molmo2)."""
     count = _count("num_hidden_layers", values)
-    layers = _layers("rope_scaling_layers", values, range(count))
+    key = "rope_scaling_layers"
+    layers = values.get(key, range(count))
+    layers = scalars.whole_numbers(key, layers, 0, most=limits.LAYERS, longest=limits.LAYERS)
     if len(set(layers)) < count:
         rule = "list every layer, as a model with scaled and unscaled layers is not read"
-        raise ArgumentError("rope_scaling_layers", layers, rule)
+        raise ArgumentError(key, layers, rule)
     return values
-
-
-@_quirk("mllama_text_model")
-def _cross_attention(values: Values) -> Values:
-    """Name the layers that attend to images and are not rotated (transformers modeling_mllama)."""
-    layers = _layers("cross_attention_layers", values, ())
-    count = _count("num_hidden_layers", values)
-    kinds = ["cross_attention" if i in layers else "full_attention" for i in range(count)]
-    return {"layer_types": kinds, **values}
 
 
 @_quirk("nemotron-nas")
@@ -219,9 +190,3 @@ def _key_heads(block: Any, heads: int) -> int:
 def _count(key: str, values: Config) -> int:
     """Return a number of heads or of layers."""
     return scalars.whole_number(key, values.get(key), 1, limits.LAYERS)
-
-
-def _layers(key: str, values: Config, default: Sequence[int]) -> tuple[int, ...]:
-    """Return the indices of some layers."""
-    layers = values.get(key, default)
-    return scalars.whole_numbers(key, layers, 0, most=limits.LAYERS, longest=limits.LAYERS)

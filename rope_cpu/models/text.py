@@ -11,7 +11,7 @@ import numpy as np
 
 from rope_cpu.arguments import scalars
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
-from rope_cpu.arguments.texts import cut, did_you_mean, shown
+from rope_cpu.arguments.texts import did_you_mean, shown
 from rope_cpu.frequencies import axes, scaling
 from rope_cpu.frequencies.rope_types import MISSING
 from rope_cpu.frequencies.spec import RopeSpec, reverse_direction, with_still_pairs
@@ -103,7 +103,7 @@ class TextModel(Model):
         pairing = self.facts.interleaved
         if pairing is None:
             model_type = self.values.get("model_type")
-            meant = did_you_mean(model_type, model_types.table_rows())
+            meant = did_you_mean(model_type, model_types.known_types())
             rule = "be True for pairs (2i, 2i+1), or False for (i, i+n)"
             reason = f"`model_type` is {shown(model_type)}{meant}, so the pairing is not known"
             raise ArgumentError("interleaved", None, rule, reason)
@@ -119,11 +119,10 @@ def parse(raw: Config) -> TextModel:
     malformed.
     """
     text, facts, whole = language_model(raw)
-    is_known = facts is not UNKNOWN
     unknown_whole = None if whole in (None, *FACTS["wholes"]) else shown(whole)
     values = _values(text, facts)
     _refuse_unrotated(text, values, facts)
-    if is_known:
+    if facts is not UNKNOWN:
         keys.refuse_unread(text, facts)
     sections = _sections(values, facts)
     for layer_type, key in facts.unrotated.items():
@@ -137,7 +136,7 @@ def parse(raw: Config) -> TextModel:
         own_values=_values_by_type(values, facts),
         rope_parameters=sections,
         facts=facts,
-        unknown_type=unknown_whole if is_known else shown(values.get("model_type")),
+        unknown_type=shown(values.get("model_type")) if facts is UNKNOWN else unknown_whole,
     )
 
 
@@ -146,8 +145,10 @@ def language_model(raw: Config) -> tuple[Config, ModelFacts, str | None]:
 
     The third value is the unknown model type of a file around the language model, None without one.
     """
-    raw = _with_model_type(raw)
     model_type = raw.get("model_type")
+    if model_type is None:
+        model_type = model_types.type_of_class(raw.get("architectures"))
+        raw = {**raw, "model_type": model_type}
     if str(model_type) in model_types.REFUSED:
         reason = model_types.REFUSED[str(model_type)]
         raise ValueError(f"`model_type` is {shown(model_type)}: {reason}")
@@ -157,16 +158,6 @@ def language_model(raw: Config) -> tuple[Config, ModelFacts, str | None]:
         return raw, facts, None
     text, own_facts, unknown_whole = language_model(part)
     return text, own_facts, (model_type or "") if facts is UNKNOWN else unknown_whole
-
-
-def _with_model_type(raw: Config) -> Config:
-    """Return a config without a model type with that of its class, if its class is known."""
-    if raw.get("model_type") is not None:
-        return raw
-    classes = raw.get("architectures")
-    name = classes[0] if isinstance(classes, list | tuple) and classes else None
-    model_type = model_types.type_of_class(name) if isinstance(name, str) else None
-    return raw if model_type is None else {**raw, "model_type": model_type}
 
 
 def _part(raw: Config, facts: ModelFacts) -> Config | None:
@@ -200,18 +191,15 @@ def _values(text: Config, facts: ModelFacts) -> dict[str, Any]:
     """
     named = scaling.without_nulls(text)
     for name, own_key in facts.names.items():
-        value = value_at(named, own_key) if own_key else None
-        if value is not None:
-            named[name] = value
-        elif not own_key:
+        if not own_key:
             named.pop(name, None)
+        elif value_at(named, own_key) is not None:
+            named[name] = value_at(named, own_key)
     if facts.names:
         keys.check_containers(named)
     named[SECTION] = keys.own_section(named)[1]
-    defaults = dict(facts.defaults)
-    for key in keys.KEYS["nullable"]:
-        if text.get(key, 0) is None:
-            defaults.pop(key, None)
+    nulls = [key for key in keys.KEYS["nullable"] if text.get(key, 0) is None]
+    defaults = {key: value for key, value in facts.defaults.items() if key not in nulls}
     values = quirks.with_quirks({**defaults, **named})
     if "layer_types" not in values:
         values |= derived_layer_types({values.get("model_type"), facts.like}, values)
@@ -226,46 +214,34 @@ def _sections(values: Config, facts: ModelFacts) -> dict[str | None, RopeParamet
     None stands for layer types that are not rotated.
     """
     section = values[SECTION]
-    for name in scaling.SECTION_KEYS & section.keys():  # it would look like a layer type
-        if isinstance(section[name], Mapping):
-            raise ArgumentTypeError(name, section[name], "be no object")
-    own: dict[str | None, Config | None] = {None: section}
-    defaults = facts.rope_parameters
-    if any(isinstance(value, Mapping) for value in section.values()):
-        _refuse_keys_beside_sections(section)
-        # Null: layers of this type are not rotated.
-        own = {label: part for label, part in section.items() if isinstance(part, Mapping | None)}
-        defaults = {}
-    elif section and None in defaults:
-        defaults = {}
-    elif defaults:
-        if section and not facts.scaled:
-            rule = "hold a section for each layer type, {layer type: section}"
-            key = next(key for key in keys.SECTIONS if values.get(key))
-            raise ArgumentError(key, Finding("is one section"), rule)
+    own: dict[str, Config | None] = {
+        label: part
+        for label, part in section.items()
+        if isinstance(part, Mapping | None) and label not in scaling.SECTION_KEYS
+    }
+    defaults: Mapping[str, Any] = {}
+    if any(isinstance(part, Mapping) for part in own.values()):
+        # A copy of a key in a section is no harm (Laguna has the original length at both places).
+        beside = {key: value for key, value in section.items() if key not in own}
+        rule = "be in a section of a layer type, as there is one for each"
+        keys.refuse_keys(beside, [*filter(None, own.values())], rule)
+    elif not facts.rope_parameters or (section and "" in facts.rope_parameters):
+        own = {"": section}
+    elif section and not facts.scaled:
+        key = next(key for key in keys.SECTIONS if values.get(key))
+        rule = "hold a section for each layer type, {layer type: section}"
+        raise ArgumentError(key, Finding("is one section"), rule)
+    else:
+        defaults = facts.rope_parameters
         own = {label: section if label in facts.scaled else {} for label in defaults}
     return {
-        label: _completed(label, part, values, facts, defaults.get(label, {}))
+        label or None: _completed(label, part, values, facts, defaults.get(label, {}))
         for label, part in own.items()
     }
 
 
-def _refuse_keys_beside_sections(section: Config) -> None:
-    """Raise for a key beside the sections of layer types, where nothing reads it.
-
-    A copy of a key in one of them is no harm (Laguna has the original length at both places).
-    """
-    parts = [part for part in section.values() if isinstance(part, Mapping)]
-    beside = {name: value for name, value in section.items() if not isinstance(value, Mapping)}
-    for name, value in beside.items():
-        is_copy = any(part.get(name) == value for part in parts)
-        if not is_copy and not keys.is_neutral(name, value):
-            rule = "be in a section of a layer type, as there is one for each"
-            raise ArgumentError(cut(str(name)), value, rule, "move it into those that it is for")
-
-
 def _completed(
-    label: str | None, own: Config | None, values: Config, facts: ModelFacts, default: Config | None
+    label: str, own: Config | None, values: Config, facts: ModelFacts, default: Config | None
 ) -> RopeParameters | None:
     """Return a section with what it lacks, each key from the first place that has it.
 
@@ -274,7 +250,7 @@ def _completed(
     """
     if own is None or default is None:
         return None
-    rope_type = own.get("rope_type")
+    rope_type = own.get("rope_type", "default")
     meaning = facts.rope_types.get(rope_type, {}) if isinstance(rope_type, str) else {}
     usual = {} if default else {"rope_theta": "rope_theta", SHARE: SHARE}
     listed = {**usual, **facts.top_level.get(label, {})}
@@ -284,27 +260,26 @@ def _completed(
         if own.get(name) is None
     }
     places = (
+        {"rope_type": meaning["rope_type"]} if meaning else {},
         scaling.without_nulls(own),
         scaling.without_nulls(beside),
         dict.fromkeys({"rope_theta"} & own.keys()),  # its null is no missing key
         meaning,
-        default or {**facts.filled.get(None, {}), **facts.filled.get(label, {})},
+        default or {**facts.filled.get("", {}), **facts.filled.get(label, {})},
         {"rope_theta": scaling.DEFAULT_THETA},
     )
     section: RopeParameters = {}
     for place in places:
         for key, value in place.items():
             section.setdefault(key, value)
-    if meaning:
-        section["rope_type"] = meaning["rope_type"]
-    if label is None and _ORIGINAL in values:
+    if label == "" and _ORIGINAL in values:
         section[_ORIGINAL] = values[_ORIGINAL]
     if "rotary_dim" in section:  # a width goes before a share, but for that of the section
         section.pop("rotary_dim" if own.get(SHARE) is not None else SHARE, None)
     return section
 
 
-def _of_layers(key: str, values: Config, label: str | None) -> Any:
+def _of_layers(key: str, values: Config, label: str) -> Any:
     """Return the value of a key, or the one that a list by layer has for a layer type.
 
     None if it is missing, or has no layers of this type.
@@ -315,8 +290,7 @@ def _of_layers(key: str, values: Config, label: str | None) -> Any:
     layer_types = values.get("layer_types") or ()
     own = [entry for entry, kind in zip(entries, layer_types, strict=False) if kind == label]
     if not 0 < len(layer_types) <= len(entries) or own != own[:1] * len(own):
-        rule = "have a value for each of the layers in `layer_types`"
-        rule = f"{rule}, and one value for the layers of type {shown(label)}"
+        rule = "have a value for each of the layers in `layer_types`, and one for each type"
         raise ArgumentError(key, entries, rule, "layers that differ need types of their own")
     return own[0] if own else None
 
@@ -332,9 +306,10 @@ def _values_by_type(values: Config, facts: ModelFacts) -> dict[str | None, Confi
         )
         for layer_type, own_keys in facts.by_layer_type.items()
     }
+    layer_types = values.get("layer_types") or ()
     by_index = values.get("per_layer_config") or {}
-    first = {kind: index for index, kind in reversed([*enumerate(values.get("layer_types") or ())])}
-    for layer_type, index in first.items() if by_index else ():
+    for layer_type in dict.fromkeys(layer_types) if by_index else ():
+        index = layer_types.index(layer_type)
         entry = by_index.get(str(index), by_index.get(index)) or {}
         if not isinstance(entry, Mapping):
             raise ArgumentTypeError("per_layer_config", entry, "hold an object for each layer")
@@ -364,11 +339,10 @@ def _pop_arrangement(section: dict[str, Any], facts: ModelFacts) -> str:
 
     "": each axis has one run of pairs.
     """
-    by_turns = "mrope_interleaved"
     found = [key for key in (*PAIR_AXES, "interleaved") if key in section]
     flags = [(key, scalars.boolean(key, section.pop(key))) for key in found]
     flags += [(key, facts.mrope[key]) for key in PAIR_AXES if key in facts.mrope]
-    said = {(by_turns if key == "interleaved" else key, flag) for key, flag in flags}
+    said = {("mrope_interleaved" if key == "interleaved" else key, flag) for key, flag in flags}
     chosen = sorted(key for key, flag in said if flag)
     if len(chosen) > 1 or any((key, False) in said for key in chosen):
         rule = "agree with the other keys of the arrangement, and with the code of the model type"

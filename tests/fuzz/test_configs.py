@@ -138,7 +138,7 @@ LAYERS = [
 def small_config(model_type):
     """Return a small config of a model type; None: without one."""
     own = {} if model_type is None else {"model_type": model_type}
-    return SIZES | own | ({} if model_type in model_types.table_rows() else THETA)
+    return SIZES | own | ({} if model_type in model_types.known_types() else THETA)
 
 
 def rotation(config, **arguments):
@@ -156,7 +156,7 @@ def rotation(config, **arguments):
 
 def answers(config):
     """Return the rotations of all layers and the rest of the attention; None for a refusal."""
-    known = config.get("model_type") in model_types.table_rows()
+    known = config.get("model_type") in model_types.known_types()
     pairing = {} if known else {"interleaved": False}
     rotations = [rotation(config, **layers, **pairing) for layers in LAYERS]
     if all(isinstance(answer, str) for answer in rotations):
@@ -196,7 +196,7 @@ def is_unread(model_type, in_section, key, values):
     if without is None or key in ignored(config):
         return False
     facts = reader.read(config).facts
-    default = {**facts.defaults, **facts.mrope, **facts.filled.get(None, {})}.get(key)
+    default = {**facts.defaults, **facts.mrope, **facts.filled.get("", {})}.get(key)
     if isinstance(default, bool):
         return False  # one value of a flag is the default, and the other is neutral
     values = [value for value in values if value != default]
@@ -207,7 +207,7 @@ def is_unread(model_type, in_section, key, values):
     return bool(changed) and all(answers(config) == without for config in changed)
 
 
-MODEL_TYPES = st.sampled_from([None, "mystery", *sorted(model_types.table_rows())])
+MODEL_TYPES = st.sampled_from([None, "mystery", *sorted(model_types.known_types())])
 # Whether a key stands in the rope parameters, and the key with its values.
 PLACED_KEYS = st.one_of(
     st.tuples(st.just(in_section), st.sampled_from([*keys.items()]))

@@ -13,7 +13,7 @@ import pytest
 import rope_cpu
 from rope_cpu.models import reader
 from rope_cpu.models.attention import KEYS
-from rope_cpu.models.model_types import table_rows
+from rope_cpu.models.model_types import known_types
 
 ROOT = Path(__file__).parents[2]
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4, "head_dim": 16}
@@ -61,7 +61,7 @@ def configs() -> list[dict[str, Any]]:
     for path in sorted((ROOT.parent / "shared/configs").glob("*.json")):
         held = json.loads(path.read_text())
         found += [held] if isinstance(held, dict) else []
-    return found + [SIZES | {"model_type": name} for name in table_rows()]
+    return found + [SIZES | {"model_type": name} for name in known_types()]
 
 
 def answers(config: dict[str, Any]) -> list[Any]:

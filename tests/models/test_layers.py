@@ -303,7 +303,6 @@ def test_a_layer_of_a_silent_config_is_one_of_its_class() -> None:
     "keys",
     [
         of("mllama_text_model", cross_attention_layers=3),
-        of("mllama_text_model", num_hidden_layers="x"),
         of("molmo2_text", rope_scaling_layers=3),
         of("molmo2_text", rope_scaling_layers=[0.5]),
         of("cohere2_moe", layer_types=["full_attention"], mlp_layer_types=3),

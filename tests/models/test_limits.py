@@ -139,9 +139,9 @@ REFUSED = [
     (LLAMA | {"model_type": "x" * 10**7}, "`model_type` is 'xxx"),
     (LLAMA | {"model_type": nested(10**5)}, "`model_type` is [[[["),
     (LLAMA | {"rope_parameters": LONG_SECTION}, "selects layers whose rope parameters are [{"),
-    (LLAMA | {"rope_scaling": {"rope_type": {}}}, "`rope_type` is {}; it must be no object"),
-    (LLAMA | {"rope_scaling": {"factor": {}}}, "`factor` is {}; it must be no object"),
-    (mrope({}), "`mrope_section` is {}; it must be no"),
+    (LLAMA | {"rope_scaling": {"rope_type": {}}}, "`rope_type` is {}; it must be a rope type"),
+    (LLAMA | {"rope_scaling": {"factor": {}}}, "`factor` is {}; it must be a number"),
+    (mrope({}), "`mrope_section` is {}; it must be a seq"),
     (mrope([8, {}]), "`mrope_section` is {}; it must be an"),
     (mrope([1] * 65), "it must have at most 64 entries"),
     (

@@ -13,7 +13,7 @@ from oracle import inv_freq
 from text_configs import LLAMA, NANOCHAT, read
 
 from rope_cpu.models import reader
-from rope_cpu.models.model_types import data, model_facts, table_rows
+from rope_cpu.models.model_types import data, known_types, model_facts
 
 DATA = resources.files("rope_cpu.models.data")
 
@@ -79,7 +79,7 @@ def test_a_malformed_section_beside_another_is_no_place_for_a_base() -> None:
 
 # hunyuan_vl is refused for another reason.
 MULTIMODAL = [
-    name for name in table_rows() if model_facts(name).part is not None and name != "hunyuan_vl"
+    name for name in known_types() if model_facts(name).part is not None and name != "hunyuan_vl"
 ]
 
 
@@ -190,7 +190,7 @@ def test_a_given_pairing_makes_no_rotation() -> None:
 
 
 def test_every_row_of_the_tables_can_be_made() -> None:
-    for name in table_rows():
+    for name in known_types():
         known = model_facts(name)
         assert known is not None
         assert known.part is not None or known.interleaved is not None or known.refuse, name
@@ -199,7 +199,7 @@ def test_every_row_of_the_tables_can_be_made() -> None:
 def test_attention_facts_of_types_that_a_model_may_have_at_once_agree() -> None:
     """Those of its type, of the type whose row it extends, and of the file around it."""
     rows = data("attention.json")["types"]
-    for name in table_rows():
+    for name in known_types():
         own = name
         while (facts := model_facts(own)) is not None and facts.part is not None:
             own = facts.part[1]

@@ -178,7 +178,7 @@ REFUSALS: list[tuple[Any, type[Exception], str]] = [
     (beside_a_section(rope_theta=5e5), ValueError, "`rope_theta` is 500000.0; .* in a section of"),
     (of("step3p5", rope_theta=[5e6, 1e4]), ValueError, "`rope_theta` is .* each of the layers in"),
     (step([5e6, 1e4]), ValueError, "`rope_theta` is .* have a value for each of the layers in"),
-    (step([5e6, 1e4, 77]), ValueError, "one value for the layers of type 'sliding_attention'"),
+    (step([5e6, 1e4, 77]), ValueError, "`rope_theta` is .*, and one for each type"),
     (beside_a_section(factor=8.0), ValueError, "`factor` is 8.0; it must be in a section of"),
 ]
 

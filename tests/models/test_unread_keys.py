@@ -8,10 +8,15 @@ import pytest
 from text_configs import LLAMA, read
 
 from rope_cpu.models.keys import KEYS, is_rotation_key
-from rope_cpu.models.model_types import model_facts, table_rows
+from rope_cpu.models.model_types import ModelFacts, known_types, model_facts
 
 MYSTERY = {**LLAMA, "model_type": "mystery", "rope_theta": 777.0}
 NOMIC = {"model_type": "nomic_bert", "n_embd": 768, "n_head": 12}
+
+
+def rows() -> list[ModelFacts]:
+    return [*filter(None, map(model_facts, known_types()))]
+
 
 # Keys that no code of an unknown model type is known to read.
 UNKNOWN: list[tuple[str, Any]] = [
@@ -104,7 +109,7 @@ def test_another_vocabulary_does_not_give_the_defaults(keys):
 
 def test_every_name_of_a_width_is_known() -> None:
     standard = ("hidden_size", "num_attention_heads", "head_dim")
-    own = [row.get("names", {}) for row in table_rows().values()]
+    own = [row.names for row in rows()]
     found = {names[key]: key for names in own for key in standard if names.get(key)}
     del found["qk_rope_head_dim"]  # of the slice that latent attention rotates
     assert len(found) > 8
@@ -180,9 +185,8 @@ def test_a_key_beside_the_language_model_is_read_there_or_refused(model_type):
 
 
 def test_the_keys_of_bases_and_shares_have_names_of_rotations():
-    rows = table_rows().values()
-    tables = [keys for row in rows for keys in row.get("top_level", {}).values()]
-    own = [row.get("names", {}) for row in rows]
+    tables = [keys for row in rows() for keys in row.top_level.values()]
+    own = [row.names for row in rows()]
     found = {key for table in tables for key in table.values()} - {""}
     found |= {names[key] for names in own for key in ("rope_theta",) if key in names}
     assert len(found) > 12

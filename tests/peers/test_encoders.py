@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from rope_cpu.models import vision
-from rope_cpu.models.model_types import UNROTATED, table_rows
+from rope_cpu.models.model_types import UNROTATED, known_types
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.peers
@@ -137,8 +137,8 @@ def test_encoders_are_those_whose_code_speaks_of_no_rotation():
     found = encoders()
     rotating = {name: words for name, words in found.items() if words}
     assert not (ENCODERS - BY_HAND) & rotating.keys(), rotating
-    known = ENCODERS | set(UNROTATED) | vision.REFUSED.keys() | table_rows().keys()
+    known = ENCODERS | set(UNROTATED) | vision.REFUSED.keys() | {*known_types()}
     texts = {name for name in found if "text" in name}  # parts of models that encode both
     assert found.keys() - rotating.keys() - known - texts - vision.TOWERS.keys() == set()
     assert ENCODERS & vision.TOWERS.keys() == set()
-    assert ENCODERS & table_rows().keys() == set()
+    assert ENCODERS & {*known_types()} == set()
