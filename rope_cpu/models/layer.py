@@ -325,22 +325,23 @@ def _layer_count(values: Config) -> int | None:
 def _own_bases(values: Config, count: int) -> list[float | None]:
     """Return the base of each layer alone: 0 without rotation, None for that of its section."""
     key = "layer_rope_theta"
-    listed = _list_by_layer(key, values, count)
-    bases: list[float | None] = [scalars.real_number(key, base, zero=True) for base in listed]
+    bases: list[float | None] = [None] * count
+    for index, base in enumerate(_list_by_layer(key, values, count)):
+        bases[index] = scalars.real_number(key, base, zero=True)
     flags = _list_by_layer("no_rope_layers", values, count) or _by_interval(values, count)
-    return [
-        base if flag else 0.0 for base, flag in zip(bases or [None] * count, flags, strict=True)
-    ]
+    if not flags:
+        return bases
+    return [base if flag else 0.0 for base, flag in zip(bases, flags, strict=True)]
 
 
 def _by_interval(values: Config, count: int) -> list[int]:
-    """Return whether each layer is rotated: all but every nth.
+    """Return whether each layer is rotated, all but every nth; empty if all are.
 
     They are counted from the first layer by a positive interval, else from the last, as layer 1.
     """
     interval = values.get("no_rope_layer_interval")
     if interval is None:
-        return [1] * count
+        return []
     if type(interval) is not int or interval == 0:
         rule = "be a whole number other than 0"
         raise ArgumentError("no_rope_layer_interval", interval, rule)
@@ -350,8 +351,10 @@ def _by_interval(values: Config, count: int) -> list[int]:
 
 def _list_by_layer(key: str, values: Config, count: int) -> list[Any]:
     """Return the list of a key with one value per layer; empty for a missing key."""
-    entries = values.get(key) or []
+    entries = values.get(key)
+    if not entries:
+        return []
     scalars.check_length(key, entries, limits.LAYERS)
-    if entries and len(entries) < count:
+    if len(entries) < count:
         raise ArgumentError(key, entries, f"have a value for each of {count} layers")
     return list(entries[:count])
