@@ -175,8 +175,6 @@ def section_facts(cls: type[PreTrainedConfig]) -> dict[str, Any]:
     if "" not in parameters or any(
         flat[key] != filled.get("", flat).get(key) for key in flat if key != "rope_type"
     ):
-        # A copy of the length of the config is no fact of the section.
-        flat.pop("max_position_embeddings", None)
         found["rope_parameters"] = parameters
     if "" not in parameters or filled.get(""):
         found["filled"] = filled

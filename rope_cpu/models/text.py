@@ -32,6 +32,7 @@ PAIR_AXES: dict[str, Callable[[Sequence[int], int], tuple[int, ...]]] = {
     "mrope_interleaved": axes.interleaved_pair_axis,
 }
 
+_LENGTH = "max_position_embeddings"
 _ORIGINAL = "original_max_position_embeddings"
 
 
@@ -53,8 +54,7 @@ class TextModel(Model):
     @cached_property
     def lacks_base(self) -> bool:
         """Whether a section has no base, and the default is not known."""
-        sections = [part for part in self.rope_parameters.values() if part is not None]
-        return any(section["rope_theta"] is None for section in sections)
+        return any(part and part["rope_theta"] is None for part in self.rope_parameters.values())
 
     def _build_spec(self, asked: Asked, interleaved: bool | None, angle_dtype: str) -> RopeSpec:
         """Pick the rope parameters of the layers and build their spec."""
@@ -74,9 +74,8 @@ class TextModel(Model):
         if self.is_latent or ignores_partial:
             section.pop(SHARE, None)
         mrope_section = section.pop("mrope_section", facts.mrope.get("mrope_section"))
-        arrangement = ""
-        if mrope_section is not None:  # otherwise `scaled` refuses the keys of axes
-            arrangement = _pop_arrangement(section, facts)
+        # Without a section, `scaled` refuses the keys of axes.
+        arrangement = "" if mrope_section is None else _pop_arrangement(section, facts)
         spec = scaling.scaled(
             width,
             rotary_dim=rotary_dim,
@@ -272,6 +271,7 @@ def _completed(
     for place in places:
         for key, value in place.items():
             section.setdefault(key, value)
+    section |= {key: values[key] for key in default.keys() & {_LENGTH}}  # a copy of the file's
     if label == "" and _ORIGINAL in values:
         section[_ORIGINAL] = values[_ORIGINAL]
     if "rotary_dim" in section:  # a width goes before a share, but for that of the section
