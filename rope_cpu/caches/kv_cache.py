@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NoReturn, Required, Self, TypedDict, Unpack, overload
+from typing import Any, Required, Self, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -86,8 +86,9 @@ class KVCache:
 
     Notes
     -----
-    A cache cannot be copied or pickled, since others may share its memory: copy its arrays, and
-    make another.
+    A deep copy, or a pickled cache, has arrays of its own, in the same order of memory and on cache
+    lines, and a value that is a part of its key is one again. Memory that two caches share is there
+    twice then.
 
     References
     ----------
@@ -269,8 +270,30 @@ class KVCache:
             f"kv_heads={self.kv_heads}, head_dim={self.head_dim}, value_dim={self.value_dim})"
         )
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a KVCache is neither copied nor pickled: copy its arrays, make another")
+    def __copy__(self) -> KVCache:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        arrays: list[Any] = [getattr(self, name) for name in CACHE_ARRAYS]
+        if _is_part(self.value, self.key):
+            start = (self.value.ctypes.data - self.key.ctypes.data) // self.key.itemsize
+            arrays[1] = slice(start, start + self.value_dim)
+        return _restored, (self.hadamard, *arrays)
+
+
+def _restored(hadamard: bool, key: Array, value: Any, *scales: Array | None) -> KVCache:
+    """Return a cache of copies; value: a slice of the key's last axis if it is a part of it."""
+    key = _heads_first_copy(key)
+    value = key[..., value] if isinstance(value, slice) else _heads_first_copy(value)
+    key_scale, value_scale = (None if x is None else _heads_first_copy(x) for x in scales)
+    return KVCache(key, value, key_scale=key_scale, value_scale=value_scale, hadamard=hadamard)
+
+
+def _heads_first_copy(x: Array) -> Array:
+    """Return a copy in the layout of `KVCache.zeros`."""
+    copy = _heads_first(x.shape, x.dtype)
+    copy[...] = x
+    return copy
 
 
 def _zeros(name: str, shape: tuple[int, ...], width: int, row: CacheFormat) -> dict[str, Array]:

@@ -75,12 +75,36 @@ def test_caches_are_immutable():
             delattr(cache, name)
 
 
-@pytest.mark.parametrize(
-    "again", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
-)
-def test_caches_are_neither_copied_nor_pickled(again):
-    with pytest.raises(TypeError, match="neither copied nor pickled"):
-        again(KVCache(*np.zeros((2, 2, 3, 4, 8), np.float32)))
+@pytest.mark.parametrize("dtype", CACHE_DTYPES)
+@pytest.mark.parametrize("paging", cases.PAGINGS)
+def test_copies_and_pickles(dtype, paging, rng):
+    """A copy has the same arrays; a deep copy and a pickled cache have new ones, heads first."""
+    caches = cases.Caches(rng, dtype, paging, "heads first", (2, 3, 2, 8, 8))
+    cache = caches.cache
+    assert copy.copy(cache).key is cache.key
+    for again in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
+        assert repr(again) == repr(cache)
+        for name in ("key", "value", "key_scale", "value_scale"):
+            array = getattr(cache, name)
+            if array is not None:
+                copied = getattr(again, name)
+                steps.assert_same_bits(copied, array)
+                assert not np.shares_memory(copied, array)
+                assert copied.swapaxes(1, 2).flags.c_contiguous
+                assert copied.ctypes.data % 64 == 0
+                copied[...] = 1  # raises if it is read-only
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda cache: pickle.loads(pickle.dumps(cache))])
+def test_a_copied_value_is_a_part_of_its_key_again(again, rng):
+    key = rng.standard_normal((5, 4, 1, 40)).astype(np.float32)
+    copied = again(KVCache(key, key[..., 3:35]))
+    copied.key[...] += 1
+    assert np.array_equal(copied.value, copied.key[..., 3:35])
+    plan = rope_cpu.RotaryEmbedding(40).plan([3], layout="thd")
+    x = np.ones((1, 1, 40), np.float32)
+    with pytest.raises(ValueError, match=r"`cache\.value` is read-only"):
+        plan.append(x, x, x[..., :32], copied, [0])
 
 
 @pytest.mark.filterwarnings("ignore:Setting the shape:DeprecationWarning")  # of NumPy 2.5
