@@ -187,7 +187,8 @@ LISTS: dict[str, list[int]] = {
 }
 
 RULES = data("layer_types.json")
-DERIVED = sorted({name for kind, rows in RULES.items() if kind != "last" for name in rows})
+# The class of Mllama's text model has the indices of some layers alone, and no `layer_types`.
+DERIVED = sorted({name for rows in RULES.values() for name in rows} - {"mllama_text_model"})
 
 
 @pytest.mark.parametrize("count", [5, 12])
