@@ -20,6 +20,7 @@ from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import Float64
 from rope_cpu.cli import command_line, groups
 from rope_cpu.cli.groups import Group
+from rope_cpu.cli.pairs import SAME, Axis, Pairs, axes_of, pairs_of
 from rope_cpu.frequencies.rope_types import ROPE_TYPES
 from rope_cpu.frequencies.spec import RopeSpec
 from rope_cpu.models.attention import FACTS
@@ -37,7 +38,7 @@ _WIDTH = 80
 _ATTRIBUTES = ("rope_type", "head_dim", "rotary_dim", "interleaved", "attention_factor")
 
 # Stands for the axis of pairs without rotation, if there are several axes.
-_NO_AXIS = groups.Axis("none", "")
+_NO_AXIS = Axis("none", "")
 
 _UNROTATED = "not rotated"
 _UNSCALED = "unscaled"
@@ -96,11 +97,13 @@ def run(args: argparse.Namespace) -> int:
 
 def description(group: Group) -> dict[str, Any]:
     """Return what is shown of a group of layers, as JSON has it."""
+    axes = axes_of(group)
+    pairs = pairs_of(group)
     by_length = {
         length: {
             **{name: getattr(rope, name) for name in _ATTRIBUTES},
             "facts": _by_name(_factor_facts(group, rope)),
-            "bands": list(bands_by_axis(group.pairs[length], group.axes)),
+            "bands": list(bands_by_axis(pairs[length], axes)),
         }
         for length, rope in group.ropes.items()
     }
@@ -335,7 +338,7 @@ def band_lines(bands: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def bands_by_axis(found: groups.Pairs, axes: Sequence[groups.Axis]) -> Iterator[dict[str, Any]]:
+def bands_by_axis(found: Pairs, axes: Sequence[Axis]) -> Iterator[dict[str, Any]]:
     """Yield bands, pairs that are scaled alike, axis by axis, as JSON has them.
 
     wavelengths: of each pair, empty without rotation; growth: the same as multiples of those before
@@ -362,7 +365,7 @@ def _effects_of_scaling(growth: Float64, changed: NDArray[np.bool_]) -> list[str
     A single pair of largest growth gets no label of its own: it is the end of a ramp.
     """
     largest = growth[np.isfinite(growth)].max(initial=1.0)
-    most = changed & (np.abs(growth / largest - 1) < groups.SAME)
+    most = changed & (np.abs(growth / largest - 1) < SAME)
     conditions = [np.isinf(growth), ~changed, most & (most.sum() > 1)]
     return list(np.select(conditions, [_UNROTATED, _UNSCALED, "scaled most"], "scaled in between"))
 

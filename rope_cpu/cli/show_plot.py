@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rope_cpu.arguments.texts import cut
-from rope_cpu.cli.groups import Axis, Group
+from rope_cpu.cli.groups import Group
+from rope_cpu.cli.pairs import Axis, axes_of, pairs_of
 
 # Inches.
 _WIDTH = 8
@@ -36,13 +37,13 @@ def draw(rotated: Sequence[Group]) -> Figure:
 
 def _rotating_axes(group: Group) -> dict[int, Axis]:
     """Return the axes that rotate pairs, by number."""
-    axis_of_pair = next(iter(group.pairs.values())).axis
-    return {number: axis for number, axis in enumerate(group.axes) if number in axis_of_pair}
+    axis_of_pair = next(iter(pairs_of(group).values())).axis
+    return {number: axis for number, axis in enumerate(axes_of(group)) if number in axis_of_pair}
 
 
 def _draw_axis(panel: Axes, group: Group, number: int) -> None:
     """Draw the wavelengths of an axis at each length, and before scaling where that changes any."""
-    for length, found in group.pairs.items():
+    for length, found in pairs_of(group).items():
         pairs = np.flatnonzero(found.axis == number)
         label = f"{cut(group.name)} {length}".strip()
         panel.plot(pairs, 2 * np.pi / found.frequencies[pairs], ".-", label=label)

@@ -5,7 +5,8 @@ import sys
 import numpy as np
 import pytest
 
-from rope_cpu.cli.groups import AXES, layer_groups
+from rope_cpu.cli.groups import layer_groups
+from rope_cpu.cli.pairs import AXES, axes_of, pairs_of
 from rope_cpu.models import reader
 from rope_cpu.models.vision import CLASSES, TOWERS
 
@@ -35,7 +36,7 @@ def test_an_odd_share_is_no_scaling():
     sizes = {"hidden_size": 400, "num_attention_heads": 4, "partial_rotary_factor": 0.25}
     (group,) = layer_groups(reader.read({"model_type": "stablelm", **sizes}))
     assert group.spec.rotary_dim == 26
-    before = group.pairs[""].before
+    before = pairs_of(group)[""].before
     np.testing.assert_allclose(before, group.spec.inv_freq[0, 0, 0], rtol=1e-14)
 
 
@@ -55,7 +56,7 @@ def test_an_odd_share_is_no_scaling():
 )
 def test_axes_in_the_order_of_position_ids(config, names):
     (group,) = layer_groups(reader.read(config))
-    assert [axis.name for axis in group.axes] == names
+    assert [axis.name for axis in axes_of(group)] == names
 
 
 def test_every_row_names_axes_of_the_table():

@@ -9,7 +9,8 @@ from text_configs import LLAMA3, PHI3
 
 from rope_cpu.cli import show
 from rope_cpu.cli.command_line import UsageError
-from rope_cpu.cli.groups import Axis, Pairs, layer_groups
+from rope_cpu.cli.groups import layer_groups
+from rope_cpu.cli.pairs import Axis, Pairs
 from rope_cpu.frequencies.rope_types import ROPE_TYPES, RopeType, dynamic
 from rope_cpu.models import reader
 
