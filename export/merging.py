@@ -109,9 +109,9 @@ class _Merger:
         )
         linked = dict(self._linked(part, argument))
         self._unify_sizes(part, linked, argument)
-        for value in part.input:
+        for value, given in zip(part.input, own.input, strict=True):
             if value.name not in linked:
-                self._add_input(value, argument)
+                self._add_input(value, helper.printable_value_info(given), argument)
         names = linked | self._add_initializers(own, linked, argument)
         for node in part.node:
             self._claim("node", node.name, argument)
@@ -198,13 +198,15 @@ class _Merger:
                 named = {known_size.dim_param: size}
                 for output in self.outputs.values():  # dimensions of one name are one size
                     _set_sizes(output, named)
+            if size.HasField("dim_value") and not known_size.WhichOneof("value"):
+                known_size.CopyFrom(size)  # other inputs that are this output must agree
             if size.HasField("dim_value") and known_size.HasField("dim_value"):
                 fits = fits and size.dim_value == known_size.dim_value
         return fits
 
-    def _add_input(self, value: onnx.ValueInfoProto, argument: str) -> None:
-        """Add an input, unless it is there, and the same."""
-        if self._is_new("input", value.name, helper.printable_value_info(value), argument):
+    def _add_input(self, value: onnx.ValueInfoProto, text: str, argument: str) -> None:
+        """Add an input, unless it is there, and the same by its text before links rename sizes."""
+        if self._is_new("input", value.name, text, argument):
             self._claim("value", value.name, argument)
             self.model.graph.input.append(value)
 

@@ -193,6 +193,17 @@ def test_dimensions_of_a_linked_input_are_those_of_the_output():
     assert z.tolist() == [-2, -4, -6] * 2
 
 
+def test_an_input_of_several_models_is_one_although_a_link_gives_a_number():
+    first = parsed("one (float[n] x, float[n] m) => (float[n] y) { y = Add(x, m) }")
+    between = parsed("two (float[2] y) => (float[2] v) { v = Neg(y) }")
+    last = parsed("three (float[n] v, float[n] m) => (float[n] z) { z = Mul(v, m) }")
+    merged = export.merge([first, between, last])
+    assert [value.name for value in merged.graph.input] == ["x", "m"]
+    feeds = {"x": np.array([1, 2], np.float32), "m": np.array([3, 4], np.float32)}
+    (z,) = runtime.open_session(merged).run(None, feeds)
+    assert z.tolist() == [-12, -24]
+
+
 def test_an_input_that_is_an_output_too_has_the_name_of_its_link():
     first = parsed("one (float[n] x) => (float[n] y) { y = Neg(x) }")
     second = parsed("two (float[n] u) => (float[n] z, float[n] u) { z = Neg(u) }")
@@ -349,6 +360,7 @@ OF_INTEGERS = "two (int64[n] u) => (int64[n] v) { v = Neg(u) }"
 OTHER_NAMES = FIRST.replace("x", "x2").replace("c ", "c2 ").replace(", c)", ", c2)")
 SIZED_INPUT = SECOND.replace("int64 m", "int64[2] m")
 NEG = "one (float[n] x) => (float[n] y) { y = Neg(x) }"
+UNKNOWN = NEG.replace("(float[n] y)", "(float[?] y)")
 OF_TWO = NEG.replace("n]", "2]")
 OF_THREE = "two (float[3] y) => (float[3] z) { z = Neg(y) }"
 OF_BOTH = "one (float[2] x, float[3] v) => (float[2] y, float[3] w) { y = Neg(x) w = Neg(v) }"
@@ -373,6 +385,7 @@ CONTRADICTIONS = {
     "rank": (parsed(OF_TWO), parsed(OF_THREE.replace("3", "n, m"))),
     "one name for two sizes": (parsed(OF_BOTH), parsed(OF_ONE_SIZE)),
     "one output for two sizes": (parsed(NEG), parsed(TWO_AND_THREE)),
+    "one output of an unknown size for two": (parsed(UNKNOWN), parsed(TWO_AND_THREE)),
     "outputs of one size for two": (parsed(TWO_OUTPUTS), parsed(OF_OUTPUTS)),
     "two sizes of one output": (parsed(SQUARE), parsed(OBLONG)),
     "type": (parsed(FIRST), parsed(SEQUENCE)),
