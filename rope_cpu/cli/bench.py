@@ -65,11 +65,12 @@ def _run(args: argparse.Namespace) -> int:
         command_line.check_picture(args.plot)
     if args.threads is not None:
         rope_cpu.set_num_threads(args.threads)
-    shapes, cases = _cases(args)
+    shapes, all_of_model = _cases(args)
+    cases = select(all_of_model, args.patterns)
     facts = environment()
     print_lines(report.heading(facts, shapes))
     results = []
-    for case in select(cases, args.patterns):
+    for case in cases:
         print_lines([f"{case.name}: {case.what}"])
         results.append(measure(case))
         print_lines(report.case_lines(results[-1]))

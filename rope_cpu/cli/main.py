@@ -138,6 +138,7 @@ def _overview() -> _Parser:
         prog="rope-cpu",
         description=(rope_cpu.__doc__ or "").partition("\n")[0],
         epilog="`rope-cpu COMMAND --help` shows the arguments of a command.",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"rope-cpu {rope_cpu.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

@@ -115,10 +115,11 @@ def test_an_error_that_is_not_finite_is_text_in_json(bench, monkeypatch, tmp_pat
         ("--layer-type full_attention", "full_attention"),
     ],
 )
-def test_bad_usage_is_refused_before_anything_is_timed(bench, monkeypatch, words, text):
+def test_bad_usage_is_refused_before_anything_is_timed(bench, monkeypatch, words, text, capsys):
     monkeypatch.setattr(command, "measure", lambda *args, **more: pytest.fail("it was timed"))
     with pytest.raises(UsageError, match=text):
         bench(*words.split())
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ def test_every_command_has_help(name, capsys):
     [
         ([], "rope-cpu"),
         (["shwo"], "rope-cpu"),
+        (["--vers"], "rope-cpu"),
         (["warmup", "--cleared"], "rope-cpu warmup"),
         (["verify", "--jso", "x"], "rope-cpu verify"),
         (["show", "--interleaved", "--half"], "rope-cpu show"),
