@@ -27,7 +27,7 @@ class BatchArrays(NamedTuple):
     cu_seqlens: Int64
 
 
-@dataclass(frozen=True, slots=True, init=False, repr=False, eq=False)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class Batch:
     """The sequences of one step: how many tokens each has, how many are new, and where they go.
 

@@ -40,7 +40,7 @@ class _Formats(TypedDict, total=False):
     hadamard: bool
 
 
-@dataclass(frozen=True, slots=True, init=False, repr=False, eq=False)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class KVCache:
     """The keys and values of one layer's cached tokens, in arrays that belong to the server.
 

@@ -19,7 +19,7 @@ from rope_cpu.caches import set_fields
 NO_NORMS: NDArray[np.float32] = np.empty((0, 0), np.float32)
 
 
-@dataclass(frozen=True, slots=True, init=False, repr=False, eq=False)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class RMSNorm:
     """The RMS norm of head vectors: x / sqrt(mean(x²) + eps) · (offset + weight).
 

@@ -325,7 +325,7 @@ def _frequency_matrix(inv_freq: ArrayLike) -> Float64:
 
 def _checked_frequencies(inv_freq: ArrayLike) -> Float64:
     """Return the frequencies of a spec as float64; raise if a shape or value is not allowed."""
-    array = scalars.finite_array("inv_freq", inv_freq)
+    array = scalars.real_array("inv_freq", inv_freq)
     if array.ndim != 4 or 0 in array.shape:
         rule = "be (rows, axes, heads, pairs), none of them 0"
         raise ArgumentError("inv_freq", Finding.shape_of(array), rule)
@@ -333,11 +333,12 @@ def _checked_frequencies(inv_freq: ArrayLike) -> Float64:
         if size > most:
             raise ArgumentError("inv_freq", Finding(f"has {size} {name}"), f"have at most {most}")
     scalars.check_table_size("inv_freq", array, array.size, most=limits.FREQUENCIES)
-    largest = np.abs(array).max()
+    frequencies = scalars.finite_array("inv_freq", array)
+    largest = np.abs(frequencies).max()
     if largest > LARGEST_FREQUENCY:
         rule = "be within ±2^40 radians per position, for the precision of large positions"
         raise ArgumentError("inv_freq", Finding(f"reaches {largest}"), rule)
-    return array
+    return frequencies
 
 
 def _resolved_pair_axis(

@@ -658,6 +658,7 @@ class RotaryEmbedding:
         axes = self.axes
         ids = position_array("position_ids", position_ids)
         check_coordinates("position_ids", ids, axes)
+        scalars.check_table_size("position_ids", ids, ids.size // axes, self._table_width)
         rows = self._sequences
         shape = ids.shape[:-1] if axes > 1 else ids.shape
         if rows == 1:  # of any shape

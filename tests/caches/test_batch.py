@@ -113,7 +113,7 @@ def test_batches_are_immutable_and_copy_their_arguments():
     assert batch.seq_lens.tolist() == [3, 9]
     assert batch.query_lens.tolist() == [3, 1]
     assert batch.page_table.tolist() == [[4, -1], [0, 2]]
-    for name in (*arguments, "cache_position", "slot_mapping", "cu_seqlens", "page_size"):
+    for name in (*arguments, "cache_position", "slot_mapping", "cu_seqlens", "page_size", "other"):
         with pytest.raises(AttributeError, match="cannot assign to field"):
             setattr(batch, name, 1)
     for name in (*arguments, "cache_position", "slot_mapping", "cu_seqlens"):

@@ -68,7 +68,7 @@ def test_large_caches_are_not_taken_for_overlapping_ones(shape, order):
 
 def test_caches_are_immutable():
     cache = KVCache(*np.zeros((2, 2, 3, 4, 8), np.float32))
-    for name in ("key", "value_scale", "pages", "head_dim", "value_dim"):
+    for name in ("key", "value_scale", "pages", "head_dim", "value_dim", "other"):
         with pytest.raises(AttributeError, match=f"cannot assign to field '{name}'"):
             setattr(cache, name, 1)
         with pytest.raises(AttributeError, match=f"cannot delete field '{name}'"):

@@ -55,7 +55,7 @@ def test_weights_are_copied_and_cast_to_float32(dtype):
 
 def test_norms_are_immutable():
     norm = RMSNorm([1.0, 2.0])
-    for name in ("weight", "eps", "offset"):
+    for name in ("weight", "eps", "offset", "other"):
         with pytest.raises(AttributeError, match="cannot assign to field"):
             setattr(norm, name, 1.0)
     with pytest.raises(ValueError, match="read-only"):
