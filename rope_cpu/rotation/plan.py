@@ -339,7 +339,8 @@ class RotaryPlan:
         results = results_for(xs, outs)
 
         def rotate(copies: list[Array]) -> bool:
-            launch, cos_sin = self._launch(copies[0].dtype)
+            dtype = copies[0].dtype
+            launch, cos_sin = self._launches.get(dtype) or self._launch(dtype)
             return all(launch(cos_sin, x, x, x, x, 1) for x in copies if x.size)
 
         launch_copies(xs.values(), results, rotate)
