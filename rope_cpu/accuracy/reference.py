@@ -75,8 +75,8 @@ def rotation(
     x_float64 = x.astype(np.float64)
     exact = Exact(x_float64.copy(), np.zeros_like(x_float64))
     bound = np.zeros_like(x_float64)
-    shared = x.shape[2] // cos.high.shape[2]
-    by_head = (slice(None), slice(None), np.arange(x.shape[2]) // shared)
+    heads = cos.high.shape[2]
+    by_head = (slice(None), slice(None), np.repeat(np.arange(heads), x.shape[2] // heads))
     cos = cos[by_head]
     sin = sin[by_head]
     x_a = x_float64[..., first]

@@ -47,7 +47,7 @@ def parse_position_ids(
         raise ArgumentError(name, Finding(f"has batch {batch}"), rule)
     # A coarse test first, because every call passes it.
     if rows * ids.size * pairs > limits.TABLE:
-        check_table_size(name, ids, max(rows, batch), seq, pairs)
+        check_table_size(name, value, max(rows, batch), seq, pairs)
     check_range(name, ids)
     return np.array(ids, dtype=np.float64, order="C")  # a copy: a plan outlives the caller's buffer
 

@@ -80,6 +80,7 @@ REFUSED = [
     (lambda: ROPE.cos_sin([1], dtype={"a": 1}), "dtype"),
     (lambda: ROWS.cos_sin(zeros(2**26)), "position_ids"),
     (lambda: ROPE.plan(zeros(2**20, 2**20)), "position_ids"),
+    (lambda: ROPE.plan(zeros(2**40)), "position_ids` is an array of shape (1099511627776,)"),
     (lambda: ROPE.plan([0], layout="thd", cu_seqlens=zeros(2**27)), "cu_seqlens"),
     (lambda: ROPE.plan([0], layout="thd", cu_seqlens=nested(10**5)), "cu_seqlens"),
     (lambda: ROPE.shift_plan(zeros(2**40)), "delta"),

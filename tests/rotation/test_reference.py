@@ -57,6 +57,13 @@ def test_rotation_against_mpmath(rng):
             assert abs(found - due) < PROMISED * (abs(a) + abs(b))
 
 
+@pytest.mark.parametrize("heads", [1, 3])
+def test_heads_that_frequencies_do_not_fit_are_refused(heads):
+    spec = RotaryEmbedding.from_inv_freq(np.ones((1, 2, 4))).spec
+    with pytest.raises(ValueError, match="shape"):
+        reference.rotation(spec, np.ones((1, 2, heads, 8)), np.arange(2.0)[None])
+
+
 def test_error_is_seen_below_float64():
     exact = reference.Exact(np.array([1.0]), np.array([2.0**-60]))
     assert exact.error(np.array([1.0])) == 2.0**-60
