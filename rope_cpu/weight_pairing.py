@@ -72,6 +72,8 @@ def convert_weight(
     array([ 0,  2,  1,  3, 10, 12, 11, 13])
     """
     w = scalars.regular_array("w", w)
+    if not w.ndim:
+        raise ArgumentTypeError("w", Finding.type_of(w.item()), "be an array")
     scalars.choice("to", to, get_args(Pairing))
     if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
         raise ArgumentTypeError("axis", axis, "be an integer")
@@ -95,9 +97,10 @@ def convert_weight(
 
 def _head_width(num_heads: int, head_dim: int | None, elements: int, axis: int) -> int:
     """Return the width of a head; raise unless the elements of an axis are `num_heads` of them."""
-    width = elements // num_heads if head_dim is None else head_dim
-    width = scalars.whole_number("head_dim", width)
-    if num_heads * width != elements:
+    width = elements // num_heads
+    if head_dim is not None:
+        width = scalars.whole_number("head_dim", head_dim)
+    if not width or num_heads * width != elements:
         finding = Finding(f"is {num_heads}, of head_dim {width}")
         rule = f"make the {elements} elements of axis {axis}"
         remedy = "of a shard give the number of its own heads"

@@ -102,6 +102,9 @@ def test_order_by_hand() -> None:
         ({"axis": 2}, ValueError, "`axis` is 2"),
         ({"axis": True}, TypeError, "`axis` is True"),
         ({"num_heads": 8}, ValueError, "`rotary_dim` is 1"),
+        ({"num_heads": 9}, ValueError, "`num_heads` is 9, of head_dim 0; .* make the 8"),
+        ({"w": None}, TypeError, "`w` is a NoneType"),
+        ({"w": {0: 1}}, TypeError, "`w` is a dict"),
         # The whole model has 4 heads of 4, this shard 2 of them.
         ({"num_heads": 4, "head_dim": 4}, ValueError, "`num_heads` is 4, of head_dim 4; .* shard"),
         ({"head_dim": 3}, ValueError, "`num_heads` is 2, of head_dim 3; .* make the 8"),
@@ -110,6 +113,6 @@ def test_order_by_hand() -> None:
     ],
 )
 def test_refusals(arguments: dict[str, object], kind: type[Exception], words: str) -> None:
-    given = {"num_heads": 2, "to": "half", **arguments}
+    given = {"w": np.zeros((8, 3)), "num_heads": 2, "to": "half", **arguments}
     with pytest.raises(kind, match=words):
-        convert_weight(np.zeros((8, 3)), **given)
+        convert_weight(**given)
