@@ -25,7 +25,7 @@ The vocabulary of keys, attention_keys.json, has patterns of names, and keys:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
@@ -60,7 +60,7 @@ def attention_of(
     # A whole file with these heads is the language model's own, whatever type it names.
     is_own = not beside and "num_attention_heads" in source
     like = (model_facts(str(model_type)) or UNKNOWN).like
-    types = {model_type, like, None if is_own else source.get("model_type")}
+    types = (like, model_type, None if is_own else source.get("model_type"))
     latent_keys = {"qk_rope_head_dim", "kv_lora_rank"}
     row = _row(types, values)
     other_keys = FACTS["other_keys"] | row.pop("other_keys", {})
@@ -86,15 +86,19 @@ def attention_of(
     return replace(layer, other=other or _unread(types, values, beside, layer))
 
 
-def _row(model_types: Set[str | None], values: Config) -> dict[str, Any]:
-    """Return the facts of model types, without those whose condition the config does not meet."""
+def _row(model_types: Sequence[str | None], values: Config) -> dict[str, Any]:
+    """Return the facts of model types, without those whose condition the config does not meet.
+
+    Those of later types go before those of earlier ones.
+    """
     row: dict[str, Any] = {}
     for name in model_types:
-        row |= FACTS["types"].get(name, {})
-    for fact, (key, default, wanted) in row.pop("if", {}).items():
-        value = values.get(key, default)
-        if wanted != (bool(value) if isinstance(wanted, bool) else value):
-            del row[fact]
+        own = dict(FACTS["types"].get(name, {}))
+        for fact, (key, default, wanted) in own.pop("if", {}).items():
+            value = values.get(key, default)
+            if wanted != (bool(value) if isinstance(wanted, bool) else value):
+                del own[fact]
+        row |= own
     return row
 
 
@@ -132,7 +136,9 @@ def _query_scale(values: Config, own_key: str | None) -> str | None:
     return None
 
 
-def _unread(types: Set[str | None], values: Config, beside: Config, layer: Layer) -> str | None:
+def _unread(
+    types: Sequence[str | None], values: Config, beside: Config, layer: Layer
+) -> str | None:
     """Return a text on a key of attention, in the config or beside it, that nothing reads.
 
     None for an unknown model type, of which every part is to be stated.
@@ -160,10 +166,10 @@ def _unread(types: Set[str | None], values: Config, beside: Config, layer: Layer
 
 
 def _read_keys(
-    types: Set[str | None], rows: Sequence[ModelFacts], values: Config, layer: Layer
+    types: Sequence[str | None], rows: Sequence[ModelFacts], values: Config, layer: Layer
 ) -> set[str]:
     """Return the keys that the facts and the layer types of some model types come from."""
-    keys = {*KEYS["read"], *rule_keys(types), *chain(*(row.read_keys for row in rows))}
+    keys = {*KEYS["read"], *rule_keys({*types}), *chain(*(row.read_keys for row in rows))}
     if layer.scale == _scale_of_scalar(values):
         keys.add("query_pre_attn_scalar")
     is_own = any("sliding_window" in {*row.defaults, *row.names} for row in rows)
@@ -181,7 +187,7 @@ def _is_attention_key(key: Any) -> bool:
     return re.search(KEYS["names"], key) is not None
 
 
-def _is_neutral(key: str, value: Any, types: Set[str | None], states: Config) -> bool:
+def _is_neutral(key: str, value: Any, types: Sequence[str | None], states: Config) -> bool:
     """Return True for a value that leaves the attention as it is without the key.
 
     states: the facts of the layers by name.

@@ -2,6 +2,7 @@
 
 The vocabulary, keys.json, has lists of keys, and patterns of names:
 
+- `sections`: those of rope parameters, in the order in which they are looked for;
 - `types`: keys that parsing descends into or looks up in a table, by the type of their values;
 - `models`: keys of which every language model's config has one;
 - `parts`: those of the language model in a multimodal config, in the order of trial;
@@ -10,7 +11,8 @@ The vocabulary, keys.json, has lists of keys, and patterns of names:
 - `other_widths`: names that model types have for a width, each with the standard key; under another
   type's name alone it must not be passed over for a default;
 - `asks`: keys and values that ask for a rotation, in types that are usually not rotated;
-- `rotation`, `asking`: keys of rotations, and flags of which true is neutral and not false.
+- `rotation`, `flags`, `asking`: keys of rotations; those that are flags, also as 0 and 1; and flags
+  of which true is neutral and not false.
 """
 
 from __future__ import annotations

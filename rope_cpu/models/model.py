@@ -286,7 +286,8 @@ class Model(ABC):
         ------
         ValueError
             If a number is out of range or differs between the selected layers, if neither the file
-            nor its model type has it, or if that of key/value heads does not divide the other.
+            nor its model type has it, or if that of key/value heads is neither the default of the
+            model type nor divides the other.
 
         Examples
         --------

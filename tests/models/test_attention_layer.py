@@ -246,6 +246,11 @@ REFUSED = [
     (of_type("my_own", rope_theta=1e4), 0, "attention is not known; give `AttentionLayer`"),
     (PALIGEMMA, 0, "among tokens of image and prompt .*give its `text_config`"),
     (PALIGEMMA | {"num_attention_heads": 4}, 0, "among tokens of image and prompt"),
+    (
+        {"model_type": "gemma4_unified", "text_config": of_type("gemma4_text")},
+        0,
+        r"among tokens of an image \(",
+    ),
     (of_type("llama4_text"), 0, "chunks of 8192 tokens"),
     (of_type("olmo2"), 0, "over the whole projection, which is not supported"),
     (of_type("hunyuan_v1_dense"), 0, "after the rotation .*the weights of both norms, as"),
