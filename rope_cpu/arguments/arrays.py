@@ -40,15 +40,28 @@ def to_dtype(value: Any) -> Any:
         return np.dtype(value)
 
 
+def _conversion(name: str, value: Any) -> str:
+    """Return how an array of another library becomes one of NumPy, "" for anything else."""
+    dtype = ""
+    with suppress(Exception):  # an array whose memory was given back raises errors of any class
+        dtype = str(value.dtype)
+    if dtype == "torch.bfloat16":
+        # PyTorch and NumPy exchange no bfloat16, but integers of the same bits.
+        return f"pass {name}.view(torch.int16).numpy().view(ml_dtypes.bfloat16)"
+    if hasattr(value, "__dlpack__") and dtype != "bfloat16":
+        # The arrays of PyTorch, JAX and others share their memory through DLPack.
+        return f"pass np.from_dlpack({name})"
+    return ""
+
+
 def plain_array(name: str, value: object, like: str = "") -> Array:
     """Return `value` if it is a NumPy array and not masked; raise otherwise.
 
     like: the rest of the rule.
     """
     if not isinstance(value, np.ndarray):
-        # The arrays of PyTorch, JAX and others share their memory through DLPack.
-        remedy = f"pass np.from_dlpack({name})" if hasattr(value, "__dlpack__") else ""
-        raise ArgumentTypeError(name, Finding.type_of(value), f"be a NumPy array{like}", remedy)
+        rule = f"be a NumPy array{like}"
+        raise ArgumentTypeError(name, Finding.type_of(value), rule, _conversion(name, value))
     refuse_masked(name, value)
     return value
 

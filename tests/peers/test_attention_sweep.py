@@ -84,8 +84,8 @@ REFUSED = {
     "holds gate_bias, gate_proj.weight": ("beam",),
     "holds attn_sub_norm.weight": ("bitnet",),
     "holds g_proj.weight": ("laguna", "lfm3", "step3p5"),
-    "there is more in it, such as a gate": ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
-    "the order of queries, keys and values": ("codegen",),
+    "no other part of it, such as a gate": ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
+    "whose order of rows in the fused projection": ("codegen",),
     "its parts have rotations of their own": ("blt",),
     "`local_attention_window_len` of the whole model": ("blt_local_decoder", "blt_local_encoder"),
     "LayerNorm, which subtracts the mean": (
