@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rope_cpu import RotaryEmbedding
 from rope_cpu.accuracy import reference
 from rope_cpu.accuracy.tolerance import compare, half_ulp
-from rope_cpu.array_types import COMPUTE_DTYPES, DTYPES, Array
+from rope_cpu.array_types import COMPUTE_DTYPES, DTYPES, Array, Float64
 
 Pair = tuple[Array, Array]
 
@@ -99,8 +99,7 @@ class Workload:
     def error(self, results: Pair) -> float:
         """Return the largest error / tolerance of rotated q and k: above 1 they are wrong.
 
-        A call may round each step (cos and sin, two products, a sum) to the dtype; a pair counts
-        as twice the largest element of its head vector.
+        A call may round each step (cos and sin, two products, a sum) to the dtype.
         """
         _, tokens = self.shape
         checked = evenly(tokens, _CHECKED_TOKENS)
@@ -110,11 +109,19 @@ class Workload:
         for array, rotated in zip(inputs, results, strict=True):
             x = array[:, checked]
             exact, bound = reference.rotation(self.rope.spec, x, ids, dtype=self.dtype)
-            largest = np.abs(x.astype(np.float64)).max(axis=-1, keepdims=True)
-            bound += 4 * half_ulp(2 * self.rope.attention_factor * largest, self.dtype)
+            bound += 4 * half_ulp(self.rope.attention_factor * self._pair_sizes(x), self.dtype)
             result = rotated.reshape(array.shape)[:, checked]
             fractions.append(compare(exact.error(result), bound)[1])
         return max(fractions)
+
+    def _pair_sizes(self, x: Array) -> Float64:
+        """Return |x_a| + |x_b| of the pair of each element; 0 for those that are not rotated."""
+        first, second = self.rope.spec.pair_elements()
+        size = np.abs(x.astype(np.float64))
+        sizes = np.zeros_like(size)
+        for elements in (first, second):
+            sizes[..., elements] = size[..., first] + size[..., second]
+        return sizes
 
     def _contiguous_pair(self, aligned: bool) -> Pair:
         return self._filled(self.heads, aligned), self._filled(self.kv_heads, aligned)

@@ -59,12 +59,14 @@ def checked_options(options: Options, rope: RotaryEmbedding) -> Options:
     try:
         return _checked_options(options, rope)
     except ArgumentError as error:
+        if error.remedy or error.argument == "target":
+            raise
         able = []
         for name in get_args(TargetName):
             with suppress(ArgumentError):
                 _checked_options(replace(options, target=name), rope)
                 able.append(repr(name))
-        if error.remedy or error.argument == "target" or not able:
+        if not able:
             raise
         noun = "target" if len(able) == 1 else "targets"
         remedy = f"{noun} {' and '.join(able)} can express it"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import chain
 
 import onnx
 
@@ -92,8 +93,8 @@ def model_metadata(
     if user_entries is None:
         return entries
     is_mapping = isinstance(user_entries, Mapping)
-    texts = [text for entry in user_entries.items() for text in entry] if is_mapping else [None]
-    if not all(isinstance(text, str) for text in texts):
+    texts = chain(*user_entries.items()) if is_mapping else ()
+    if not is_mapping or not all(isinstance(text, str) for text in texts):
         raise ArgumentTypeError("metadata", user_entries, "be a mapping of strings to strings")
     taken = sorted(key for key in user_entries if key in entries or key.endswith(OPTIONS_KEY))
     if taken:

@@ -130,10 +130,10 @@ def _check_alike(name: str, x: Array, other_name: str, other: Array, layout: str
             name, Finding.dtype_of(x), f"have that of `{other_name}`, {other.dtype}"
         )
     batch_axis, token_axis, _ = LAYOUT_AXES[layout]
-    for what, axis in (("tokens", token_axis), ("batch rows", batch_axis)):
+    for unit, axis in (("tokens", token_axis), ("batch rows", batch_axis)):
         if axis is not None and other.shape[axis] != x.shape[axis]:
             rule = f"have as many as `{other_name}`, {other.shape[axis]}, by layout {layout!r}"
-            raise ArgumentError(name, Finding(f"has {x.shape[axis]} {what}"), rule)
+            raise ArgumentError(name, Finding(f"has {x.shape[axis]} {unit}"), rule)
 
 
 def check_outputs(outputs: Mapping[str, Any], inputs: Mapping[str, Array]) -> None:

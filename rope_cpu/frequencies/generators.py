@@ -79,7 +79,9 @@ def _tolerances(matrices: Float64, dtype: np.dtype[Any], tolerance: float | None
 def _refuse_asymmetry(matrices: Float64, tolerances: Float64) -> None:
     """Raise if a generator differs from an antisymmetric matrix by more than its tolerance."""
     deviations = np.abs(matrices + matrices.transpose(0, 2, 1)).max(axis=(1, 2))
-    for axis in np.flatnonzero(deviations > tolerances)[:1]:
+    beyond = np.flatnonzero(deviations > tolerances)
+    if beyond.size:
+        axis = beyond[0]
         finding = Finding(f"is not antisymmetric: B + Bᵀ reaches {deviations[axis]:.3g}")
         rule = f"be within the tolerance {tolerances[axis]:.3g}"
         remedy = "give (B - B.T) / 2, or a larger `tolerance`"

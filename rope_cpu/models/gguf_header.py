@@ -115,7 +115,8 @@ def _value(file: mmap, key: str) -> Any:
         return _string(file)
     if kind != _ARRAY:
         return _numbers(file, key, kind, 1)[0]
-    kind, count = _integer(file, 4), _integer(file, 8)
+    kind = _integer(file, 4)
+    count = _integer(file, 8)
     if kind != _STRING:
         return _numbers(file, key, kind, count)
     _skip_strings(file, key, count)

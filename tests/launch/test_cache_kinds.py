@@ -18,6 +18,12 @@ OTHERS = [
 UNIT = 2.0**-24
 
 
+def test_kernels_tell_formats_by_their_dtypes():
+    """Integers of another format would be read as those of the first, in silence."""
+    dtypes = [row.kernel_dtype for row in VALUE_FORMATS.values()]
+    assert len(set(dtypes)) == len(dtypes)
+
+
 def transformed(x):
     """Return float32 vectors times the Hadamard matrix, in the kernel's order of operations."""
     width = x.shape[-1]
