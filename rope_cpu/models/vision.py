@@ -216,10 +216,12 @@ def _frequencies(
         return [frequencies[axis :: len(widths)] for axis in range(len(widths))]
     found = []
     for width, scale in zip(widths, _scales(row, values, len(widths)), strict=True):
-        frequencies = axes.base_frequencies(theta, width, angle_dtype) / scale
+        base = theta
+        divisor = scale
         if row.ntk:
             base = float(theta * np.float64(scale) ** (width / (width - 2)))
-            frequencies = axes.base_frequencies(base, width, angle_dtype)
+            divisor = 1.0
+        frequencies = axes.base_frequencies(base, width, angle_dtype) / divisor
         found.append(row.unit * frequencies)
     return found
 
